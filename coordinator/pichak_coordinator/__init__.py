@@ -1,0 +1,1 @@
+"""The coordinator: finds nodes, dispatches jobs, keeps history, compares and picks."""

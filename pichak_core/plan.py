@@ -1,0 +1,281 @@
+"""A number and the measurement it came from, kept together.
+
+A `Value` cannot exist without its source; a number that nobody measured says `CONSTANT`, and a
+`Plan` lists all of those in one place, so that a reader can audit what was assumed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+#: The source of a number that nobody measured.
+CONSTANT = "constant (no measurement)"
+
+Scalar = Union[bool, int, float, str]
+
+_LABEL_WIDTH = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One number (or word), its unit, the sentence a person can check, and its cost.
+
+    `source` is never empty. `seconds` is what measuring it took. `low` and `high` are an interval
+    in the same unit where one is known; `high=math.inf` says "unbounded above".
+    Compares, hashes and converts like the bare value.
+
+    Raises `ValueError` for an empty source or a value that is not finite.
+    """
+
+    value: Scalar
+    source: str
+    seconds: float = 0.0
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.source.strip():
+            raise ValueError(
+                f"a Value needs its source, and {self.value!r} came without one; "
+                "a number that was not measured has the source CONSTANT"
+            )
+        if isinstance(self.value, float) and not math.isfinite(self.value):
+            raise ValueError(f"{self.value!r} is not a measurement; leave a note instead")
+
+    @property
+    def measured(self) -> bool:
+        """False for a constant, also one with an explanation behind it."""
+        return not self.source.startswith(CONSTANT)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __index__(self) -> int:
+        if isinstance(self.value, (bool, int)):
+            return int(self.value)
+        raise TypeError(f"{self.value!r} is not an integer")
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == (other.value if isinstance(other, Value) else other))
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __str__(self) -> str:
+        number = format_number(self.value)
+        return f"{number} {self.unit}" if self.unit else number
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready form; an unbounded `high` becomes the string ``"inf"``."""
+        record: dict[str, Any] = {
+            "value": self.value,
+            "source": self.source,
+            "seconds": self.seconds,
+        }
+        if self.unit:
+            record["unit"] = self.unit
+        if self.low is not None:
+            record["low"] = _bound_out(self.low)
+        if self.high is not None:
+            record["high"] = _bound_out(self.high)
+        return record
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Value:
+        """The inverse of `as_dict`; `ValueError` names what is missing or of the wrong type."""
+        value, source = record.get("value"), record.get("source")
+        if not isinstance(value, (bool, int, float, str)) or not isinstance(source, str):
+            raise ValueError(f"not a Value: {record!r}")
+        return cls(
+            value,
+            source,
+            float(record.get("seconds", 0.0)),
+            str(record.get("unit", "")),
+            _bound_in(record.get("low")),
+            _bound_in(record.get("high")),
+        )
+
+
+@dataclass
+class Plan:
+    """Everything derived for one (model, data, device).
+
+    `plan.micro_batch` is the number, `plan.why("micro_batch")` its sentence, and
+    `"micro_batch" in plan` whether it was derived at all. `notes` holds what is not a number: a
+    refusal, a fallback, an ambiguous measurement.
+    """
+
+    model: str = ""
+    data: str = ""
+    device: str = ""
+    values: dict[str, Value] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def set(
+        self,
+        name: str,
+        value: Scalar | Value,
+        source: str = "",
+        seconds: float = 0.0,
+        *,
+        unit: str = "",
+    ) -> Plan:
+        """Add or replace a number; its cost is added to the plan's. Returns the plan."""
+        made = value if isinstance(value, Value) else Value(value, source, seconds, unit)
+        replaced = self.values.get(name)
+        self.values[name] = made
+        self.seconds += made.seconds - (replaced.seconds if replaced else 0.0)
+        return self
+
+    def note(self, text: str) -> Plan:
+        """Add a note once. Returns the plan."""
+        if text not in self.notes:
+            self.notes.append(text)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        values: dict[str, Value] = self.__dict__.get("values", {})
+        if name in values:
+            return values[name].value
+        present = ", ".join(sorted(values)) or "(none)"
+        raise AttributeError(f"{name!r} was not derived; this plan holds: {present}")
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self.values:
+            raise KeyError(f"{name!r} was not derived")
+        return self.values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def why(self, name: str) -> str:
+        """The measurement behind one number; `KeyError` when it was not derived."""
+        return self[name].source
+
+    def constants(self) -> dict[str, Scalar]:
+        """Every number in the plan that nobody measured."""
+        return {name: v.value for name, v in self.values.items() if not v.measured}
+
+    def as_dict(self) -> dict[str, Scalar]:
+        """Plain values, for a trainer."""
+        return {name: v.value for name, v in self.values.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole plan as plain containers."""
+        return {
+            "model": self.model,
+            "data": self.data,
+            "device": self.device,
+            "seconds": self.seconds,
+            "values": {name: v.as_dict() for name, v in self.values.items()},
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Plan:
+        """The inverse of `to_dict`; `ValueError` when the record is not a plan."""
+        values = record.get("values")
+        if not isinstance(values, dict):
+            raise ValueError("not a plan: it has no 'values'")
+        return cls(
+            model=str(record.get("model", "")),
+            data=str(record.get("data", "")),
+            device=str(record.get("device", "")),
+            values={str(name): Value.from_dict(v) for name, v in values.items()},
+            notes=[str(note) for note in record.get("notes", [])],
+            seconds=float(record.get("seconds", 0.0)),
+        )
+
+    def to_json(self, indent: int | None = 1) -> str:
+        """Lossless JSON (valid JSON: no NaN or Infinity)."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The inverse of `to_json`; `ValueError` when the text is not a plan."""
+        record = json.loads(text)
+        if not isinstance(record, dict):
+            raise ValueError("not a plan: the JSON is not an object")
+        return cls.from_dict(record)
+
+    def report(self, width: int = 78) -> str:
+        """The text a person pastes into an issue, wrapped to `width` columns."""
+        width = max(40, width)
+        lines = [f"{label:<8}{text}" for label, text in self._headings() if text]
+        lines.append("-" * width)
+        for name, value in self.values.items():
+            if value.measured:
+                lines += _entry(name, value, width)
+        constants = self.constants()
+        if constants:
+            listed = ", ".join(f"{k} = {format_number(v)}" for k, v in constants.items())
+            lines.append("")
+            lines += textwrap.wrap(
+                f"NOT MEASURED ({len(constants)}): {listed}", width, subsequent_indent="  "
+            )
+        if self.notes:
+            lines.append("")
+            for note in self.notes:
+                lines += textwrap.wrap(
+                    note, width, initial_indent="note: ", subsequent_indent="      "
+                )
+        lines += ["", f"total {self.seconds:.1f} s of measuring"]
+        return "\n".join(lines)
+
+    def _headings(self) -> list[tuple[str, str]]:
+        return [("model", self.model), ("data", self.data), ("device", self.device)]
+
+
+def format_number(value: Scalar) -> str:
+    """A number as a person reads it: thousands grouped, four significant digits."""
+    if isinstance(value, bool) or isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size == 0 or size >= 0.001:
+        return f"{value:.4g}"
+    return f"{value:.3g}"
+
+
+def _entry(name: str, value: Value, width: int) -> list[str]:
+    head = f"{name:<{_LABEL_WIDTH}} {value}"
+    if value.low is not None or value.high is not None:
+        head += f"  ({_range(value)})"
+    if value.seconds >= 0.05:
+        head += f"  [{value.seconds:.1f} s]"
+    return [head, *textwrap.wrap(value.source, width, initial_indent="    ", subsequent_indent="    ")]
+
+
+def _range(value: Value) -> str:
+    low = "?" if value.low is None else format_number(value.low)
+    if value.high is not None and math.isinf(value.high):
+        return f"{low} or more"
+    high = "?" if value.high is None else format_number(value.high)
+    return f"{low} to {high}"
+
+
+def _bound_out(bound: float) -> float | str:
+    return bound if math.isfinite(bound) else str(bound)
+
+
+def _bound_in(bound: Any) -> float | None:
+    return None if bound is None else float(bound)

@@ -1,0 +1,90 @@
+"""What a probe trains: a model, an optimizer, rows, and gradients, behind one interface.
+
+Three kinds: ``builtin:NAME`` (nothing to download), ``hf:PATH_OR_ID``, and the user's own
+``FILE.py:factory`` or ``package.module:factory``. User code is loaded only in a child process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+Method = Literal["full", "lora"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a factory is given.
+
+    `seq_len` is in tokens; None until the corpus was profiled (a factory then may still build its
+    tokenizer). `lora_rank` is used by ``method="lora"`` alone. `data` is a path or None.
+    """
+
+    model: str = "builtin:gpt-1m"
+    data: str | None = None
+    device: str = "cpu"
+    method: Method = "full"
+    seq_len: int | None = None
+    lora_rank: int = 8
+    seed: int = 0
+    dtype: str = "auto"
+    gradient_checkpointing: bool = False
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """One training task on one device. Models are built at the first use of what needs them.
+
+    `loss_of(b)` is the forward pass of b rows of the run's longest length and returns the scalar
+    loss. `optimizer` is fresh (no state). `grad_fn(i)` runs one forward+backward on the i-th fresh
+    micro-batch of real rows and returns (gradients, scored tokens). `named_weights()` gives the
+    *trained* tensors. `adapter_shapes()` gives (out, in) of each matrix that a LoRA would adapt.
+    `tokenizer` is called as ``tok(text) -> {"input_ids": [...]}``. `close()` frees the model.
+    """
+
+    name: str
+    tokenizer: Callable[[str], Any]
+    data: str | None
+    seq_len: int
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    def loss_of(self, b: int) -> torch.Tensor: ...
+
+    def grad_fn(self, i: int) -> tuple[Sequence[torch.Tensor], int]: ...
+
+    def named_weights(self) -> Iterable[tuple[str, torch.Tensor]]: ...
+
+    def adapter_shapes(self) -> list[tuple[int, int]]: ...
+
+    def close(self) -> None: ...
+
+
+class WorkloadError(ValueError):
+    """A workload that cannot be had: what, where, and what to do."""
+
+
+def open_workload(settings: Settings) -> Workload:
+    """Build the workload that `settings.model` names; `WorkloadError` says what is wrong with it."""
+    kind, _, name = settings.model.partition(":")
+    if not name:
+        raise WorkloadError(
+            f"model {settings.model!r} is not of the form builtin:NAME, hf:PATH_OR_ID or "
+            "FILE.py:factory; try builtin:gpt-1m"
+        )
+    if kind == "builtin":
+        from .builtin import open_builtin
+
+        return open_builtin(name, settings)
+    if kind == "hf":
+        from .huggingface import open_huggingface
+
+        return open_huggingface(name, settings)
+    from .python_file import open_python
+
+    return open_python(kind, name, settings)
