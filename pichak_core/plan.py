@@ -244,7 +244,7 @@ class Plan:
 
 def format_number(value: Scalar) -> str:
     """A number as a person reads it: thousands grouped, four significant digits."""
-    if isinstance(value, bool) or isinstance(value, str):
+    if isinstance(value, (bool, str)):
         return str(value)
     if isinstance(value, int):
         return f"{value:,}"
@@ -262,7 +262,10 @@ def _entry(name: str, value: Value, width: int) -> list[str]:
         head += f"  ({_range(value)})"
     if value.seconds >= 0.05:
         head += f"  [{value.seconds:.1f} s]"
-    return [head, *textwrap.wrap(value.source, width, initial_indent="    ", subsequent_indent="    ")]
+    return [
+        head,
+        *textwrap.wrap(value.source, width, initial_indent="    ", subsequent_indent="    "),
+    ]
 
 
 def _range(value: Value) -> str:

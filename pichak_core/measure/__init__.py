@@ -10,11 +10,11 @@ import importlib
 import pkgutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from ..measurement import Fingerprint, Measurement, Reading, Reason, Unmeasured
+from pichak_core.measurement import Fingerprint, Measurement, Reading, Reason, Unmeasured
 
 Depth = Literal["quick", "full"]
 
@@ -123,7 +123,10 @@ def run_one(probe: Probe, context: Context) -> list[Reading]:
     """One measurement's readings, one for each of its metrics, whatever happens inside it."""
     kind = context.device.split(":")[0]
     if kind not in probe.devices:
-        return [_absent(m, Reason.NO_DEVICE, f"{probe.name} applies to {probe.devices}") for m in probe.metrics]
+        return [
+            _absent(m, Reason.NO_DEVICE, f"{probe.name} applies to {probe.devices}")
+            for m in probe.metrics
+        ]
     context.budget_seconds = probe.budget_seconds[context.depth]
     started = context.clock()
     readings: dict[str, Reading] = {}
@@ -152,6 +155,4 @@ def _absent(metric: Metric, reason: Reason, detail: str) -> Unmeasured:
 
 
 def _with_seconds(reading: Measurement, seconds: float) -> Measurement:
-    from dataclasses import replace
-
     return replace(reading, seconds=seconds)

@@ -70,7 +70,7 @@ class WorkloadError(ValueError):
 
 
 def open_workload(settings: Settings) -> Workload:
-    """Build the workload that `settings.model` names; `WorkloadError` says what is wrong with it."""
+    """Build the workload that `settings.model` names; `WorkloadError` says what is wrong."""
     kind, _, name = settings.model.partition(":")
     if not name:
         raise WorkloadError(
