@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Union
+from typing import Any
 
 from .plan import Scalar, format_number
 
@@ -104,7 +104,7 @@ class Unmeasured:
         return record
 
 
-Reading = Union[Measurement, Unmeasured]
+Reading = Measurement | Unmeasured
 
 
 class Fingerprint(dict[str, Reading]):

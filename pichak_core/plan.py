@@ -11,12 +11,12 @@ import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 #: The source of a number that nobody measured.
 CONSTANT = "constant (no measurement)"
 
-Scalar = Union[bool, int, float, str]
+Scalar = bool | int | float | str
 
 _LABEL_WIDTH = 20
 

@@ -1,0 +1,75 @@
+"""What every command shares: errors without tracebacks, JSON on stdout alone, consoles."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Exit codes of SPEC 8.
+EXIT_DONE = 0
+EXIT_NOTHING = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class UserError(click.ClickException):
+    """A mistake that the user can mend: one sentence saying what, where and what to do."""
+
+    exit_code = EXIT_USAGE
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"pichak: {self.format_message()}", file=file or sys.stderr)
+
+
+class NothingMeasuredError(UserError):
+    """The command ran and measured nothing at all."""
+
+    exit_code = EXIT_NOTHING
+
+
+def json_option(command: Command) -> Command:
+    """``--json``: machine-readable, on stdout alone."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, only.")(
+        command
+    )
+
+
+def print_json(record: Any) -> None:
+    """One JSON document on stdout; never NaN or Infinity, which are not JSON."""
+    click.echo(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def out() -> Console:
+    """The console for results. It writes plain text when stdout is not a terminal."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False, soft_wrap=False, width=_width(sys.stdout))
+
+
+def err() -> Console:
+    """The console for progress and messages (stderr)."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr, highlight=False, width=_width(sys.stderr))
+
+
+def _width(stream: Any) -> int | None:
+    """None lets rich ask the terminal; a pipe gets a page's width unless COLUMNS says otherwise."""
+    if stream.isatty() or "COLUMNS" in os.environ:
+        return None
+    return 120
+
+
+def examples(*lines: str) -> str:
+    """The examples block of a command's help, kept as it is by click."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
