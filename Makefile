@@ -1,0 +1,63 @@
+# Two commands do everything on a fresh machine:
+#   make profile   set up, build a small corpus, profile this machine (or the cluster at RAY_ADDRESS)
+#   make test      set up, then lint, strict types and tests
+
+PYTHON ?= python3
+VENV   ?= .venv
+EXTRAS ?= torch
+BIN    := $(VENV)/bin
+
+ROWS   ?= 2000
+MODEL  ?= builtin:gpt-1m
+OUT    ?= .pichak
+CORPUS := $(OUT)/stdlib-$(ROWS).jsonl
+FLAGS  ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help profile test lint types pytest test-slow bench validate clean
+
+help:
+	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
+	@echo "make test-slow | bench | validate | clean   longer checks, and starting over"
+
+# One stamp for each set of extras, so that `make profile` need not wait for the test tools.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Python 3.10 or newer is needed; $$($(PYTHON) --version 2>&1) is what '$(PYTHON)' runs." \
+	       "Try: make PYTHON=python3.11 ..." >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "python -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
+
+$(VENV)/.installed-run: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (about a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-run
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@touch $@
+
+$(CORPUS): $(VENV)/.installed-run scripts/build_corpus.py
+	@mkdir -p $(OUT)
+	@$(BIN)/python scripts/build_corpus.py --rows $(ROWS) --out $@
+
+profile: $(VENV)/.installed-run $(CORPUS)
+	@$(BIN)/pichak fleet profile --data $(CORPUS) --model $(MODEL) $(FLAGS)
+
+test: lint types pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+pytest: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -1,0 +1,156 @@
+"""SPEC 2: a number and its source."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pichak_core import CONSTANT, Plan, Value
+from pichak_core.plan import format_number
+
+
+@pytest.mark.parametrize("source", ["", "   ", "\n"])
+def test_a_value_without_its_source_cannot_exist(source: str) -> None:
+    with pytest.raises(ValueError, match="needs its source"):
+        Value(4, source)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_not_a_measurement(value: float) -> None:
+    with pytest.raises(ValueError, match="not a measurement"):
+        Value(value, "a division by zero")
+
+
+def test_a_value_behaves_like_the_number() -> None:
+    value = Value(4, "a ramp")
+    assert int(value) == 4
+    assert float(value) == 4.0
+    assert value == 4
+    assert value == Value(4, "another sentence")
+    assert value != 5
+    assert hash(value) == hash(4)
+    assert {value: "x"}[4] == "x"
+    assert bool(Value(0, "counted")) is False
+    assert list(range(10))[value] == 4
+    with pytest.raises(TypeError):
+        list(range(10))[Value(1.5, "timed")]
+
+
+def test_a_value_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Value(4, "a ramp").value = 5  # type: ignore[misc]
+
+
+def test_a_constant_is_not_measured_and_cannot_pass_for_it() -> None:
+    assert not Value(0.12, CONSTANT).measured
+    assert not Value(0.12, f"{CONSTANT}: taken off the bytes").measured
+    assert Value(0.12, "timed").measured
+
+
+def plan() -> Plan:
+    made = Plan(model="builtin:gpt-1m", data="train.jsonl", device="cpu")
+    made.set("micro_batch", 4, "a ramp: 8 was refused", 2.5)
+    made.set("headroom", 0.12, CONSTANT)
+    made.set(
+        "noise_scale_tokens",
+        Value(4400.0, "16 micro-batches", 3.0, "tokens", low=2000.0, high=math.inf),
+    )
+    return made.note("the noise scale is coarse")
+
+
+def test_reading_a_plan() -> None:
+    made = plan()
+    assert made.micro_batch == 4
+    assert made.why("micro_batch") == "a ramp: 8 was refused"
+    assert "micro_batch" in made
+    assert "learning_rate" not in made
+    assert made.constants() == {"headroom": 0.12}
+    assert made.as_dict() == {"micro_batch": 4, "headroom": 0.12, "noise_scale_tokens": 4400.0}
+    assert made.seconds == 5.5
+    with pytest.raises(AttributeError, match="learning_rate"):
+        made.learning_rate  # noqa: B018
+    with pytest.raises(KeyError, match="learning_rate"):
+        made.why("learning_rate")
+
+
+def test_replacing_a_number_replaces_its_cost() -> None:
+    made = plan().set("micro_batch", 6, "a longer ramp", 4.0)
+    assert made.seconds == 7.0
+    assert made.micro_batch == 6
+
+
+def test_a_note_is_kept_once() -> None:
+    made = Plan().note("twice").note("twice")
+    assert made.notes == ["twice"]
+
+
+def test_json_round_trip_is_lossless_and_strict() -> None:
+    made = plan()
+    text = made.to_json()
+    json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    again = Plan.from_json(text)
+    assert again == made
+    assert again["noise_scale_tokens"].high == math.inf
+    assert again.why("micro_batch") == made.why("micro_batch")
+    assert type(again.micro_batch) is int
+
+
+scalars = st.one_of(
+    st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()
+)
+
+
+@given(
+    values=st.dictionaries(
+        st.text(min_size=1), st.tuples(scalars, st.text(min_size=1).filter(lambda s: s.strip()))
+    ),
+    notes=st.lists(st.text()),
+)
+def test_any_plan_survives_json(values: dict[str, tuple[object, str]], notes: list[str]) -> None:
+    made = Plan(notes=notes)
+    for name, (value, source) in values.items():
+        made.set(name, Value(value, source))  # type: ignore[arg-type]
+    again = Plan.from_json(made.to_json())
+    assert again == made
+    assert {k: v.source for k, v in again.values.items()} == {
+        k: v.source for k, v in made.values.items()
+    }
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"values": {"a": {"value": 1}}}', '{"values": 3}'])
+def test_what_is_not_a_plan_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a"):
+        Plan.from_json(text)
+
+
+def test_the_report_lists_constants_apart_and_fits_its_width() -> None:
+    text = plan().report(width=60)
+    measured, _, rest = text.partition("NOT MEASURED (1):")
+    assert "headroom = 0.12" in rest
+    assert "headroom" not in measured
+    assert "a ramp: 8 was refused" in measured
+    assert "2,000 or more" in measured
+    assert "note: the noise scale is coarse" in rest
+    assert "5.5 s" in rest
+    assert max(len(line) for line in text.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1234567, "1,234,567"),
+        (0.00012345, "0.000123"),
+        (12.3456, "12.35"),
+        (98765.4, "98,765"),
+        (True, "True"),
+        ("completion_only", "completion_only"),
+        (0.0, "0"),
+    ],
+)
+def test_numbers_as_a_person_reads_them(value: object, text: str) -> None:
+    assert format_number(value) == text  # type: ignore[arg-type]
