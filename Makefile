@@ -61,3 +61,8 @@ test-slow: $(VENV)/.installed-dev
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+
+NAME ?= *
+validate: $(VENV)/.installed-dev
+	@set -e; for run in validation/$(NAME)/run.py; do \
+	  echo "== $$run"; $(BIN)/python $$run; done

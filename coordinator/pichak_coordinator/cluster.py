@@ -1,0 +1,180 @@
+"""The Ray cluster: joining one or starting a local one, and the nodes it has.
+
+Ray is imported here and in `dispatch.py` alone, and only when a fleet command needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+#: Actors and their names live here, so that a second run finds the agents of the first.
+NAMESPACE = "pichak"
+
+#: Results travel inline; a store of the default size (30 % of memory) would take what is measured,
+#: and does not fit a container's 64 MB /dev/shm (field case 90).
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+
+_HEAD_RESOURCE = "node:__internal_head__"
+
+
+class ClusterError(RuntimeError):
+    """A cluster that cannot be used: what, where, and what to do."""
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """One Ray node as the cluster describes it. `cpus` and `gpus` are what Ray may lease."""
+
+    node_id: str
+    host: str
+    address: str
+    alive: bool
+    cpus: float
+    gpus: int
+    is_head: bool
+    death_reason: str = ""
+
+    @classmethod
+    def from_ray(cls, record: Mapping[str, Any]) -> ClusterNode:
+        """From one entry of `ray.nodes()`."""
+        resources = record.get("Resources") or {}
+        return cls(
+            node_id=str(record["NodeID"]),
+            host=str(record.get("NodeManagerHostname") or record.get("NodeName") or ""),
+            address=str(record.get("NodeManagerAddress") or ""),
+            alive=bool(record.get("Alive")),
+            cpus=float(resources.get("CPU", 0.0)),
+            gpus=int(resources.get("GPU", 0)),
+            is_head=_HEAD_RESOURCE in resources,
+            death_reason=str(record.get("DeathReasonMessage") or ""),
+        )
+
+
+class Cluster:
+    """A connection to Ray, closed as a context manager. A cluster that it started ends with it."""
+
+    def __init__(self, address: str | None = None, *, insecure: bool = False) -> None:
+        """Join the cluster at `address` (default: ``RAY_ADDRESS``), or start a local one.
+
+        Raises `ClusterError` when none answers there, when its versions differ from this
+        machine's, or when it runs without authentication off loopback and `insecure` is not set.
+        """
+        self.address = (
+            address if address is not None else os.environ.get("RAY_ADDRESS", "")
+        ).strip()
+        self.local = self.address in ("", "local")
+        if self.address.startswith("ray://"):
+            raise ClusterError(
+                f"{self.address} is a Ray Client address, through which nodes cannot be pinned; "
+                "run pichak on a machine of the cluster (RAY_ADDRESS=auto), or inside it with "
+                "`ray job submit` or `kubectl exec`"
+            )
+        if not self.local:
+            _refuse_open_cluster(self.address, insecure=insecure)
+        self._init()
+
+    def _init(self) -> None:
+        import ray
+
+        # Ray's own lines would cut through the progress display; what goes wrong reaches the user
+        # as a row's error instead.
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+        options: dict[str, Any] = {
+            "namespace": NAMESPACE,
+            "log_to_driver": False,
+            "configure_logging": False,
+            "logging_level": logging.CRITICAL,
+        }
+        if self.local:
+            options |= {
+                "address": "local",
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+            }
+        else:
+            options["address"] = self.address
+        try:
+            ray.init(**options)
+        except (ConnectionError, ValueError, RuntimeError, OSError, AssertionError) as error:
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+            raise ClusterError(_why_not(self.address, error)) from error
+
+    def nodes(self) -> list[ClusterNode]:
+        """Every node that Ray knows, the head first, dead ones included."""
+        import ray
+
+        found = [ClusterNode.from_ray(record) for record in ray.nodes()]
+        return sorted(found, key=lambda n: (not n.is_head, n.address, n.node_id))
+
+    def wait_for_nodes(self, timeout_seconds: float = 20.0) -> list[ClusterNode]:
+        """The living nodes; waits for the first one to register."""
+        end = time.monotonic() + timeout_seconds
+        while True:
+            alive = [node for node in self.nodes() if node.alive]
+            if alive or time.monotonic() > end:
+                return alive
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        """Leave the cluster; a local one is ended."""
+        import ray
+
+        ray.shutdown()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _refuse_open_cluster(address: str, *, insecure: bool) -> None:
+    """Ray runs code for whoever reaches it (CVE-2023-48022, field case 92)."""
+    mode = os.environ.get("RAY_AUTH_MODE", "token").lower()
+    if insecure or mode == "token" or _is_loopback(address):
+        return
+    raise ClusterError(
+        f"the cluster at {address} would be joined without authentication (RAY_AUTH_MODE={mode}); "
+        "start it with RAY_AUTH_MODE=token, or pass --insecure if its network is private"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rsplit(":", 1)[0].strip("[]")
+    if host in ("auto", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _why_not(address: str, error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    short = text if len(text) <= 400 else f"{text[:400]}…"
+    if not address:
+        return f"no local Ray could be started: {short}"
+    if "version" in text.lower() and "mismatch" in text.lower():
+        hint = "install the same Ray and Python on this machine and on the cluster"
+    elif "auth" in text.lower() or "token" in text.lower():
+        hint = (
+            "give this machine the cluster's token (~/.ray/auth_token or RAY_AUTH_TOKEN), see "
+            "`ray get-auth-token`"
+        )
+    else:
+        hint = "is it running there (`ray status --address …`), and reachable from here?"
+    return f"no Ray cluster could be joined at {address}: {short}; {hint}"
