@@ -10,7 +10,7 @@ import json
 import math
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 #: The source of a number that nobody measured.
@@ -145,6 +145,14 @@ class Plan:
         if text not in self.notes:
             self.notes.append(text)
         return self
+
+    def measured_on(self, where: str) -> Plan:
+        """The same plan, each measured source saying on which machine it was measured."""
+        moved = {
+            name: replace(v, source=f"{v.source} (measured once, on {where})") if v.measured else v
+            for name, v in self.values.items()
+        }
+        return replace(self, values=moved, notes=list(self.notes))
 
     def __getattr__(self, name: str) -> Any:
         values: dict[str, Value] = self.__dict__.get("values", {})

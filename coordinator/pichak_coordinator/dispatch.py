@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ QUICK_SECONDS = 10.0
 #: Over the job's own deadline: starting the child, waiting for the machine's lock, the way back.
 GRACE_SECONDS = 30.0
 LOCK_WAIT_SECONDS = 900.0
+#: A GPU that Ray has leased to somebody else is not waited for much longer: it is busy.
+LEASE_SECONDS = 30.0
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 MAX_SHIPPED_BYTES = 512 * 1024 * 1024
@@ -49,6 +51,21 @@ class Ended:
     outcome: Outcome | None = None
     error: str = ""
     retryable: bool = False
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A GPU that Ray holds for us. `visible_devices` is what the job's child may see."""
+
+    holder: Any
+    visible_devices: str
+
+    def release(self) -> None:
+        """Give the GPU back."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, OSError, ValueError):
+            ray.kill(self.holder)
 
 
 @dataclass
@@ -108,10 +125,39 @@ class Dispatcher:
             return []
         return [bytes(data) for data in found]
 
-    def submit(self, node_id: str, job: Job, *, gpus: int = 0) -> None:
-        """Send a job. With `gpus` it runs when Ray leases them to it on that node."""
-        agent = self._agents[node_id]
-        ref = _leased(agent, node_id, job, gpus) if gpus else agent.run.remote(encode(job))
+    def lease_gpus(
+        self, node_ids: Sequence[str], timeout_seconds: float = LEASE_SECONDS
+    ) -> list[Lease | None]:
+        """One GPU of each named node, through Ray's own scheduler; None where none came free.
+
+        A node named twice is asked for two different GPUs. Jobs are told of a lease by its
+        `visible_devices`; `release` gives it back.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)(_GpuHolder)
+        held = [
+            holder.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+            ).remote()
+            for node_id in node_ids
+        ]
+        refs = [actor.ids.remote() for actor in held]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=timeout_seconds)
+        leases: list[Lease | None] = []
+        for actor, ref in zip(held, refs, strict=True):
+            try:
+                leases.append(Lease(actor, str(ray.get(ref, timeout=0.1))))
+            except (ray.exceptions.RayError, OSError):
+                ray.kill(actor)
+                leases.append(None)
+        return leases
+
+    def submit(self, node_id: str, job: Job) -> None:
+        """Send a job to the node's agent; its end comes out of `poll`."""
+        ref = self._agents[node_id].run.remote(encode(job))
         limit = job.deadline_seconds + LOCK_WAIT_SECONDS + GRACE_SECONDS
         self._flights[ref] = _Flight(node_id, job, ref, time.monotonic() + limit)
 
@@ -249,8 +295,6 @@ class Dispatcher:
 
         with contextlib.suppress(ray.exceptions.RayError, OSError, ValueError, TypeError):
             self._agents[flight.node_id].cancel.remote(flight.job.job_id)
-            if flight.job.params.get("leased"):
-                ray.cancel(flight.ref)
 
     def forget_files(self) -> None:
         """Have the agents remove what was shipped to them."""
@@ -287,30 +331,15 @@ class Dispatcher:
         return f"{name}: {text}"
 
 
-def _leased(agent: Any, node_id: str, job: Job, gpus: int) -> Any:
-    """The job under a lease of `gpus` GPUs of that node, through Ray's own scheduler."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+class _GpuHolder:
+    """A Ray actor that does nothing but hold a GPU, so that Ray gives it to nobody else."""
 
-    held = replace(job, params={**job.params, "leased": True})
-    remote = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0)(_run_holding)
-    pinned = remote.options(
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        name=f"pichak-lease-{job.job_id}",
-    )
-    return pinned.remote(agent, encode(held))
+    def ids(self) -> str:
+        """What ``CUDA_VISIBLE_DEVICES`` should say for this lease."""
+        import ray
 
-
-def _run_holding(agent: Any, job_bytes: bytes) -> bytes:
-    """Runs as a Ray task that holds GPUs: tells the agent which, and waits for it."""
-    import ray
-
-    ids: Mapping[str, Sequence[str]] = ray.get_runtime_context().get_accelerator_ids()
-    job = decode(job_bytes, Job)
-    visible = ",".join(ids.get("GPU", ()))
-    held = replace(job, params={**job.params, "visible_devices": visible})
-    answer: bytes = ray.get(agent.run.remote(encode(held)))
-    return answer
+        held: Mapping[str, Sequence[str]] = ray.get_runtime_context().get_accelerator_ids()
+        return ",".join(held.get("GPU", ()))
 
 
 def _sha256(path: Path) -> str:

@@ -73,8 +73,3 @@ def _width(stream: Any) -> int | None:
 def examples(*lines: str) -> str:
     """The examples block of a command's help, kept as it is by click."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def plain(text: str) -> str:
-    """Text from elsewhere made safe for a terminal: no escape or control characters, one line."""
-    return "".join(c if c.isprintable() else " " for c in text)

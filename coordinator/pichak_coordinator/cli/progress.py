@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pichak_coordinator.cli.common import err, plain
+from pichak_coordinator.cli.common import err
+from pichak_coordinator.text import printable
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -61,7 +62,7 @@ class Progress:
     def say(self, text: str) -> None:
         """One sentence that stays on the screen."""
         if not self._quiet:
-            self._console.print(f"{self._clock()}  {plain(text)}", markup=False)
+            self._console.print(f"{self._clock()}  {printable(text)}", markup=False)
 
     def update(self, lines: Sequence[ProgressLine]) -> None:
         """The state of every node now."""
@@ -88,7 +89,10 @@ class Progress:
             seconds = f"{line.seconds:.0f}" if line.phase not in _DONE else ""
             style = {"failed": "red", "done": "green"}.get(line.phase, "")
             table.add_row(
-                Text(plain(line.label)), Text(line.phase, style), seconds, Text(plain(line.text))
+                Text(printable(line.label)),
+                Text(line.phase, style),
+                seconds,
+                Text(printable(line.text)),
             )
         table.caption = f"{self._clock()}  {done} of {len(lines)} done"
         table.caption_justify = "left"

@@ -1,0 +1,127 @@
+"""What a user asked to be profiled, and the jobs that this means for one node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pichak_agent.messages import Job
+from pichak_core.plan import Plan
+
+#: Seconds after which a job is ended by its agent, by kind and depth. A fingerprint of one device
+#: is promised within 20 s (quick) and 2 min (full); the rest is starting and a slow disk.
+_FINGERPRINT_SECONDS = {"quick": 90.0, "full": 300.0}
+_TASK_SECONDS = {"quick": 180.0, "full": 600.0}
+_RAMP_SECONDS = {"quick": 240.0, "full": 900.0}
+
+#: Seconds that collecting gradients for the noise scale may take inside the task job.
+_NOISE_SECONDS = {"quick": 30.0, "full": 180.0}
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """The settings of one ``fleet profile``; defaults are those of the command."""
+
+    model: str = "builtin:gpt-1m"
+    data: Path | None = None
+    tokenizer: str = ""
+    method: str = "full"
+    lora_rank: int = 8
+    device: str = "auto"
+    depth: str = "quick"
+    directory: str = ""
+    seq_len: int | None = None
+    seq_quantile: float = 0.95
+    sample: int | None = 512
+    headroom: float = 0.12
+    limit: int | None = None
+    memory_cap_bytes: int | None = None
+    target_tokens: int | None = None
+    seed: int = 0
+    dtype: str = "auto"
+    gradient_checkpointing: bool = False
+    deadline_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """What is kept with the run, so that a later one can be compared with it."""
+        return {
+            "model": self.model,
+            "data": str(self.data) if self.data else "",
+            "method": self.method,
+            "device": self.device,
+            "depth": self.depth,
+            "seq_len": self.seq_len,
+            "limit": self.limit,
+            "memory_cap_bytes": self.memory_cap_bytes,
+            "seed": self.seed,
+        }
+
+    def _deadline(self, kind: str) -> float:
+        table = {
+            "fingerprint": _FINGERPRINT_SECONDS,
+            "task": _TASK_SECONDS,
+            "ramp": _RAMP_SECONDS,
+        }[kind]
+        return float(self.deadline_seconds.get(kind, table[self.depth]))
+
+    def fingerprint_job(self, job_id: str, attempt: int, device: str, lock: str) -> Job:
+        """The job that fingerprints `device`."""
+        params = {"device": device, "depth": self.depth, "directory": self.directory}
+        return Job(job_id, attempt, "fingerprint", params, self._deadline("fingerprint"), lock=lock)
+
+    def task_job(
+        self, job_id: str, attempt: int, device: str, lock: str, files: Mapping[str, Any]
+    ) -> Job:
+        """The job that measures what is the same on every node: corpus, noise scale, weights."""
+        params = self._workload_params(device, files) | {
+            "noise_seconds": _NOISE_SECONDS[self.depth],
+            "seq_quantile": self.seq_quantile,
+            "sample": self.sample,
+        }
+        return Job(job_id, attempt, "task", params, self._deadline("task"), lock=lock)
+
+    def ramp_job(
+        self,
+        job_id: str,
+        attempt: int,
+        device: str,
+        lock: str,
+        files: Mapping[str, Any],
+        task: Plan | None,
+    ) -> Job:
+        """The job that ramps the micro-batch on `device`, given the task's numbers."""
+        params = self._workload_params(device, files) | {
+            "headroom": self.headroom,
+            "limit": self.limit,
+            "memory_cap_bytes": self.memory_cap_bytes,
+            "ramp_seconds": 0.6 * self._deadline("ramp"),
+            "task": task.to_dict() if task else None,
+        }
+        return Job(job_id, attempt, "ramp", params, self._deadline("ramp"), lock=lock)
+
+    def _workload_params(self, device: str, files: Mapping[str, Any]) -> dict[str, Any]:
+        """`files` replaces the paths of this machine by references that every node can resolve."""
+        return {
+            "model": self.model,
+            "data": str(self.data) if self.data else None,
+            "tokenizer": self.tokenizer,
+            "method": self.method,
+            "lora_rank": self.lora_rank,
+            "device": device,
+            "seq_len": self.seq_len,
+            "target_tokens": self.target_tokens,
+            "seed": self.seed,
+            "dtype": self.dtype,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            **files,
+        }
+
+
+def python_workload(model: str) -> tuple[str, str] | None:
+    """``FILE.py:factory`` split into its two parts; None for every other kind of model."""
+    path, separator, factory = model.rpartition(":")
+    if separator and path.endswith(".py"):
+        return path, factory
+    return None
