@@ -214,6 +214,11 @@ class Dispatcher:
         if agent is not None:
             agent.acknowledge.remote(job_id, attempt)
 
+    def acknowledge_bytes(self, node_id: str, data: bytes) -> None:
+        """`acknowledge` for an outcome that is only known by its bytes."""
+        outcome = decode(data, Outcome)
+        self.acknowledge(node_id, outcome.job_id, outcome.attempt)
+
     def progress(self) -> dict[str, str]:
         """Job id -> what its child last said. Never waits: answers are taken as they come."""
         import ray
@@ -289,6 +294,13 @@ class Dispatcher:
             ended.append(Ended(flight.node_id, flight.job, error="cancelled; it did not answer"))
         self._flights.clear()
         return ended
+
+    def cancel(self, job_id: str) -> None:
+        """Have the job's child ended; its outcome is not waited for."""
+        for ref, flight in list(self._flights.items()):
+            if flight.job.job_id == job_id:
+                del self._flights[ref]
+                self._quietly_cancel(flight)
 
     def _quietly_cancel(self, flight: _Flight) -> None:
         import ray

@@ -2,36 +2,35 @@
 
 Every target (a GPU, or a node without one) is fingerprinted; the task's numbers are measured once,
 on one healthy node; every target is then ramped with those numbers. Targets go at their own pace.
+Nothing reaches the user that is not in the store first.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pichak_agent.messages import Job, Outcome
+from pichak_agent.messages import Job, MessageError, Outcome
+from pichak_coordinator import jobs
 from pichak_coordinator.cluster import ClusterNode
 from pichak_coordinator.dispatch import AgentFailedError, Dispatcher, Ended
 from pichak_coordinator.request import ProfileRequest, python_workload
+from pichak_coordinator.store import Store
 from pichak_coordinator.target import Target, targets_of
 from pichak_core.plan import Plan
 
-#: A lost attempt is repeated once: a busy node is not a bad one (field case 89).
-MOST_ATTEMPTS = 2
+#: A node that was lost during a probe is tried once more: a busy node is not a bad one (field case
+#: 89). A child that was killed would only be killed again.
+RETRY = jobs.RetryPolicy(max_attempts=2, base_seconds=2.0, retried=frozenset({"lost"}))
+#: How many nodes may fail at the task before the ramps go on without its numbers.
 _TASK_NODES = 2
 _POLL_SECONDS = 0.25
-_RESTART_SECONDS = 30.0
-
-
-class Keeper(Protocol):
-    """Where outcomes are kept. `keep` returns once they are safe on disk."""
-
-    def keep(self, target: Target, data: bytes) -> None: ...
+_RECONNECT_SECONDS = 30.0
 
 
 class Watcher(Protocol):
@@ -43,92 +42,179 @@ class Watcher(Protocol):
 
 
 @dataclass
+class _Work:
+    """One job on its way: what is sent, and where its state machine is."""
+
+    target: Target
+    job: Job
+    state: jobs.JobState
+    wake_at: float | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass
 class Profiler:
-    """One run over one fleet. `run` fills the targets; nothing is returned that was not stored."""
+    """One run over one fleet, kept in `store` under `run_id`."""
 
     request: ProfileRequest
     dispatcher: Dispatcher
-    keeper: Keeper
+    store: Store
     watcher: Watcher
     run_id: str
     clock: Callable[[], float] = time.monotonic
     targets: list[Target] = field(default_factory=list)
     task: Plan | None = None
-    task_error: str = ""
     interrupted: bool = False
-    _by_job: dict[str, Target] = field(default_factory=dict)
+    _task_error: str = ""
+    _task_settled: bool = False
     _task_tried: list[Target] = field(default_factory=list)
-    _task_done: bool = False
-    _restarts: dict[Future[dict[str, Any] | str], tuple[Target, Job]] = field(default_factory=dict)
+    _work: dict[str, _Work] = field(default_factory=dict)
+    _reconnecting: dict[Future[str], tuple[_Work, int]] = field(default_factory=dict)
 
     def run(self, nodes: Sequence[ClusterNode]) -> list[Target]:
-        """Profile the nodes. Ctrl-C ends the run with what has been measured."""
-        with ThreadPoolExecutor(8) as pool:
-            try:
-                self._prepare(nodes)
-                while self._work_left():
-                    for ended in self.dispatcher.poll(_POLL_SECONDS):
-                        self._on_end(ended, pool)
-                    self._on_restarts()
-                    self._show()
-            except KeyboardInterrupt:
-                self._interrupt()
-            finally:
-                for target in self.targets:
-                    target.release()
-                self.dispatcher.forget_files()
+        """Profile the nodes; Ctrl-C ends the run with what has been measured."""
+        pool = ThreadPoolExecutor(8)
+        try:
+            self._prepare(nodes)
+            while any(not work.state.final for work in self._work.values()):
+                for ended in self._poll():
+                    self._on_ended(ended, pool)
+                self._on_timers(pool)
+                self._show()
+        except KeyboardInterrupt:
+            self._interrupt()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for target in self.targets:
+                target.release()
+            self.dispatcher.forget_files()
         return self.targets
+
+    def _poll(self) -> list[Ended]:
+        if self.dispatcher.in_flight:
+            return self.dispatcher.poll(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
+        return []
 
     # -- starting ---------------------------------------------------------------------------------
 
     def _prepare(self, nodes: Sequence[ClusterNode]) -> None:
-        self.watcher.say(f"{len(nodes)} node{'s' * (len(nodes) != 1)}: starting agents")
+        self.watcher.say(f"starting an agent on {_count(len(nodes), 'node')}")
         hellos = self.dispatcher.start_agents(nodes)
-        self.targets = targets_of(nodes, hellos, self.request.device)
+        identities = self._record_nodes(nodes, hellos)
+        self.targets = targets_of(nodes, hellos, identities, self.request.device)
+        self._take_leftovers()
         self._lease()
-        ready = [t for t in self.targets if not t.ended]
+        for target in self.targets:
+            if target.findings:
+                found = target.findings
+                self.store.record_findings(self.run_id, target.identity, target.device, found)
+            if target.ended and isinstance(hellos.get(target.node.node_id), dict):
+                self._record_unsent(target)
         self._show()
+        ready = [t for t in self.targets if not t.ended]
         if ready:
-            self._start_task(ready)
+            self._next_task("")
         for target in ready:
             if target.phase == "queued":
-                self._start_fingerprint(target)
+                self._fingerprint(target)
+
+    def _record_nodes(
+        self, nodes: Sequence[ClusterNode], hellos: dict[str, dict[str, Any] | str]
+    ) -> dict[str, str]:
+        answered: list[tuple[str, dict[str, Any]]] = []
+        for node in nodes:
+            hello = hellos[node.node_id]
+            if not isinstance(hello, str):
+                place = {"address": node.address, "host": node.host, "node_id": node.node_id}
+                answered.append((node.node_id, {**hello, **place}))
+        names = self.store.record_nodes(self.run_id, [hello for _, hello in answered])
+        identities = dict(zip((node_id for node_id, _ in answered), names, strict=True))
+        for node in nodes:
+            why = hellos[node.node_id]
+            if isinstance(why, str):
+                place = {"address": node.address, "host": node.host}
+                identities[node.node_id] = self.store.record_node(self.run_id, place, error=why)
+        return identities
+
+    def _take_leftovers(self) -> None:
+        """Outcomes of an earlier run whose coordinator went away before it could store them."""
+        taken = 0
+        for node_id in {t.node.node_id for t in self.targets if t.hello}:
+            for data in self.dispatcher.leftovers(node_id):
+                try:
+                    taken += self.store.record_outcome(data)
+                except MessageError as error:
+                    self.watcher.say(f"an old result was refused and stays on its node: {error}")
+                    continue
+                self.dispatcher.acknowledge_bytes(node_id, data)
+        if taken:
+            self.watcher.say(f"{_count(taken, 'result')} of an earlier run collected")
 
     def _lease(self) -> None:
         wanted = [t for t in self.targets if t.wants_gpu and not t.ended]
-        for target, lease in zip(
-            wanted, self.dispatcher.lease_gpus([t.node.node_id for t in wanted]), strict=True
-        ):
+        leases = self.dispatcher.lease_gpus([t.node.node_id for t in wanted])
+        for target, lease in zip(wanted, leases, strict=True):
             if lease is None:
-                target.fail("busy: Ray has leased its GPU to somebody else")
+                target.end("busy: Ray has leased its GPU to somebody else")
             else:
                 target.lease = lease
 
-    def _start_fingerprint(self, target: Target) -> None:
+    def _record_unsent(self, target: Target) -> None:
         job = self.request.fingerprint_job(
-            self._job_id(target, "fingerprint"), 1, target.child_device, target.lock
+            self._job_id(target, "fingerprint"), 1, target.child_device
         )
-        self._submit(target, job)
+        self.store.record_job(self.run_id, job, node=target.identity, device=target.device)
+        self.store.set_job_state(job.job_id, "failed", error=target.error)
 
-    def _start_task(self, ready: Iterable[Target]) -> None:
-        """On this machine's own node if it is one: the data is there already."""
+    # -- sending ----------------------------------------------------------------------------------
+
+    def _fingerprint(self, target: Target) -> None:
+        job = self.request.fingerprint_job(
+            self._job_id(target, "fingerprint"), 1, target.child_device
+        )
+        self._add(target, job)
+
+    def _next_task(self, why: str) -> None:
+        """The task's numbers from the next node; when enough have failed, the ramps go on."""
         here = socket.gethostname()
-        fresh = [t for t in ready if t not in self._task_tried]
-        fresh.sort(key=lambda t: (t.node.host != here, not t.node.is_head))
-        for target in fresh[:1]:
+        fresh = [t for t in self.targets if not t.ended and t not in self._task_tried]
+        fresh.sort(key=lambda t: (t.phase not in _IDLE, t.node.host != here, not t.node.is_head))
+        for target in fresh[: max(0, _TASK_NODES - len(self._task_tried))]:
             self._task_tried.append(target)
             try:
                 files = self._files(target)
             except (AgentFailedError, ValueError) as error:
-                target.fail(str(error))
-                self._next_task(f"{target.label}: {error}")
-                return
-            job = self.request.task_job(
-                self._job_id(target, "task"), 1, target.child_device, target.lock, files
-            )
-            self._submit(target, job)
+                target.end(str(error))
+                continue
+            job = self.request.task_job(self._job_id(target, "task"), 1, target.child_device, files)
+            self._add(target, job)
+            return
+        self._settle_task(why)
+
+    def _settle_task(self, error: str) -> None:
+        self._task_settled, self._task_error = True, error
+        for target in self.targets:
+            self._maybe_ramp(target)
+
+    def _maybe_ramp(self, target: Target) -> None:
+        if target.ended or not target.fingerprinted or not self._task_settled:
+            return
+        if self.task is None and self._task_error:
+            target.end(self._task_error)
+            return
+        try:
+            files = self._files(target)
+        except (AgentFailedError, ValueError) as error:
+            target.end(str(error))
+            return
+        job = self.request.ramp_job(
+            self._job_id(target, "ramp"), 1, target.child_device, files, self.task
+        )
+        self._add(target, job)
 
     def _files(self, target: Target) -> dict[str, Any]:
+        """References to the files that the node may not have; they are sent if it does not."""
         files: dict[str, Any] = {}
         if self.request.data is not None:
             files["data"] = self.dispatcher.ship(target.node.node_id, self.request.data)
@@ -141,149 +227,152 @@ class Profiler:
     def _job_id(self, target: Target, kind: str) -> str:
         return f"{self.run_id}-{kind}-{target.number}"
 
-    def _submit(self, target: Target, job: Job) -> None:
-        self._by_job[job.job_id] = target
-        target.start(job.kind, self.clock())
-        self.dispatcher.submit(target.node.node_id, target.with_lease(job))
+    def _add(self, target: Target, job: Job) -> None:
+        work = _Work(target, job, jobs.JobState(job.job_id, policy=RETRY))
+        self._work[job.job_id] = work
+        self._advance(work, jobs.Ready())
+
+    # -- the state machine and its instructions ---------------------------------------------------
+
+    def _advance(
+        self, work: _Work, event: jobs.Event, pool: ThreadPoolExecutor | None = None
+    ) -> None:
+        work.state, instructions = jobs.advance(work.state, event)
+        for instruction in instructions:
+            if isinstance(instruction, jobs.Send):
+                self._send(work, instruction.attempt, pool)
+            elif isinstance(instruction, jobs.WakeAfter):
+                work.wake_at = self.clock() + instruction.seconds
+                work.target.enter("reconnecting", self.clock(), work.state.error)
+                self._note_state(work)
+            elif isinstance(instruction, jobs.Abort):
+                self.dispatcher.cancel(work.job.job_id)
+            elif isinstance(instruction, jobs.Finished):
+                self._note_state(work)
+                if not self.interrupted:
+                    self._on_finished(work)
+
+    def _note_state(self, work: _Work) -> None:
+        self.store.set_job_state(
+            work.job.job_id, work.state.state, attempt=work.state.attempt, error=work.state.error
+        )
+
+    def _send(self, work: _Work, attempt: int, pool: ThreadPoolExecutor | None) -> None:
+        target = work.target
+        work.job = replace(work.job, attempt=attempt)
+        self.store.record_job(self.run_id, work.job, node=target.identity, device=target.device)
+        if attempt > 1 and pool is not None:
+            future = pool.submit(self._reconnect, target.node)
+            self._reconnecting[future] = (work, attempt)
+            return
+        target.enter(work.job.kind, self.clock())
+        self.dispatcher.submit(target.node.node_id, target.with_lease(work.job))
+
+    def _reconnect(self, node: ClusterNode) -> str:
+        """ "" when an agent answers on the node again, else why not."""
+        answer = self.dispatcher.start_agents([node], _RECONNECT_SECONDS)[node.node_id]
+        return answer if isinstance(answer, str) else ""
+
+    def _on_timers(self, pool: ThreadPoolExecutor) -> None:
+        now = self.clock()
+        for work in list(self._work.values()):
+            if work.wake_at is not None and work.wake_at <= now:
+                work.wake_at = None
+                self._advance(work, jobs.Ready(), pool)
+        for future in [f for f in self._reconnecting if f.done()]:
+            work, attempt = self._reconnecting.pop(future)
+            why = future.result()
+            if why:
+                self._advance(work, jobs.Ended(attempt, "lost", why))
+            elif not work.state.final:
+                work.target.enter(work.job.kind, now)
+                sent = work.target.with_lease(work.job)
+                self.dispatcher.submit(work.target.node.node_id, sent)
 
     # -- ends -------------------------------------------------------------------------------------
 
-    def _work_left(self) -> bool:
-        return bool(self.dispatcher.in_flight or self._restarts)
-
-    def _on_end(self, ended: Ended, pool: ThreadPoolExecutor) -> None:
-        target = self._by_job[ended.job.job_id]
-        if ended.data is not None and ended.outcome is not None:
-            self.keeper.keep(target, ended.data)
-            self.dispatcher.acknowledge(ended.node_id, ended.job.job_id, ended.job.attempt)
-            self._on_outcome(target, ended.outcome)
-        elif ended.retryable and ended.job.attempt < MOST_ATTEMPTS and not self.interrupted:
-            self.watcher.say(f"{target.label}: {ended.error}; trying again")
-            target.start("reconnecting", self.clock())
-            future = pool.submit(self._reconnect, target.node)
-            self._restarts[future] = (target, ended.job)
-        else:
-            self._on_lost(target, ended.job, ended.error)
-
-    def _reconnect(self, node: ClusterNode) -> dict[str, Any] | str:
-        return self.dispatcher.start_agents([node], _RESTART_SECONDS)[node.node_id]
-
-    def _on_restarts(self) -> None:
-        for future in [f for f in self._restarts if f.done()]:
-            target, job = self._restarts.pop(future)
-            hello = future.result()
-            if isinstance(hello, str):
-                self._on_lost(target, job, hello)
-            else:
-                again = Job(**{**job.__dict__, "attempt": job.attempt + 1})
-                self._submit(target, again)
-
-    def _on_lost(self, target: Target, job: Job, error: str) -> None:
-        target.fail(f"{job.kind}: {error}")
-        if job.kind == "task":
-            self._next_task(f"{target.label}: {error}")
-
-    def _on_outcome(self, target: Target, outcome: Outcome) -> None:
-        self.watcher.say(f"{target.label}: {outcome.kind} {_verdict(outcome)}")
-        if outcome.kind == "fingerprint":
-            target.take_fingerprint(outcome)
-            self._maybe_ramp(target)
-        elif outcome.kind == "task":
-            self._on_task(target, outcome)
-        else:
-            target.take_ramp(outcome)
-
-    def _on_task(self, target: Target, outcome: Outcome) -> None:
-        plan = _task_plan(outcome.result, target.label)
-        target.phase = "queued"
-        if plan is not None:
-            self.task = plan
-        if outcome.ok:
-            self._task_done = True
-        else:
-            self.task_error = f"task, measured on {target.label}: {outcome.error}"
-            self._next_task(f"{target.label}: {outcome.error}")
-        if not target.ended:
-            self._start_fingerprint(target)
-        if self._task_done:
-            for waiting in self.targets:
-                self._maybe_ramp(waiting)
-
-    def _next_task(self, why: str) -> None:
-        """Another node may measure the task; after that the ramps go on with what there is."""
-        untried = [t for t in self.targets if not t.ended and t not in self._task_tried]
-        idle = [t for t in untried if t.phase in ("queued", "waiting for the task")]
-        if len(self._task_tried) < _TASK_NODES and (idle or untried):
-            self._start_task(idle or untried)
-            return
-        self.task_error = self.task_error or f"the task was not measured: {why}"
-        self._task_done = True
-        for waiting in self.targets:
-            self._maybe_ramp(waiting)
-
-    def _maybe_ramp(self, target: Target) -> None:
-        if target.ended or target.phase != "fingerprinted":
-            return
-        if not self._task_done:
-            return
-        if self.task is None and self.task_error:
-            target.fail(self.task_error)
+    def _on_ended(self, ended: Ended, pool: ThreadPoolExecutor | None) -> None:
+        work = self._work[ended.job.job_id]
+        attempt = ended.job.attempt
+        if ended.data is None or ended.outcome is None:
+            status = "lost" if ended.retryable else "refused"
+            self._advance(work, jobs.Ended(attempt, status, ended.error), pool)
             return
         try:
-            files = self._files(target)
-        except (AgentFailedError, ValueError) as error:
-            target.fail(str(error))
+            self.store.record_outcome(ended.data)
+        except MessageError as error:
+            why = f"its result was refused: {error}"
+            self._advance(work, jobs.Ended(attempt, "refused", why), pool)
             return
-        job = self.request.ramp_job(
-            self._job_id(target, "ramp"), 1, target.child_device, target.lock, files, self.task
-        )
-        self._submit(target, job)
+        self.dispatcher.acknowledge(ended.node_id, ended.job.job_id, attempt)
+        work.outcome = ended.outcome
+        status, error_text = ended.outcome.status, _said(ended.outcome)
+        self._advance(work, jobs.Ended(attempt, status, error_text), pool)
+
+    def _on_finished(self, work: _Work) -> None:
+        target, kind = work.target, work.job.kind
+        done = work.state.state == "done"
+        seconds = f" in {work.outcome.seconds:.1f} s" if work.outcome else ""
+        verdict = f"done{seconds}" if done else work.state.error
+        self.watcher.say(f"{target.label}: {kind} {verdict}")
+        target.enter("waiting", self.clock())
+        self._take_task(work)
+        if kind == "fingerprint":
+            target.fingerprinted = done
+            if not done:
+                target.end(f"fingerprint: {work.state.error}")
+            self._maybe_ramp(target)
+        elif kind == "ramp":
+            target.end("" if done else f"ramp: {work.state.error}")
+        else:
+            self._on_task(target, work)
+        if target.ended and target.error and self.task is not None:
+            # What the task measured holds on this node too, whatever became of its own jobs.
+            self.store.record_plan(self.run_id, target.identity, target.device, self.task)
+
+    def _on_task(self, target: Target, work: _Work) -> None:
+        error = work.state.error
+        if work.outcome is None:
+            target.end(f"task: {error}")
+        elif not target.fingerprinted:
+            self._fingerprint(target)
+        if work.state.state == "done":
+            self._settle_task("")
+        else:
+            self._next_task(f"the task's numbers could not be measured ({target.label}: {error})")
+
+    def _take_task(self, work: _Work) -> None:
+        """Keep the task's numbers, all or part of them, each saying where it was measured."""
+        record = work.outcome.result.get("task") if work.outcome else None
+        if isinstance(record, dict) and work.job.kind == "task":
+            self.task = Plan.from_dict(record).measured_on(work.target.label)
 
     def _interrupt(self) -> None:
         self.interrupted = True
-        self.watcher.say("interrupted: cancelling the jobs and keeping what was measured")
+        self.watcher.say("interrupted: cancelling the jobs, keeping what was measured")
         for ended in self.dispatcher.cancel_all():
-            target = self._by_job[ended.job.job_id]
-            if ended.data is not None and ended.outcome is not None:
-                self.keeper.keep(target, ended.data)
-                self.dispatcher.acknowledge(ended.node_id, ended.job.job_id, ended.job.attempt)
-                self._take_partial(target, ended.outcome)
+            self._on_ended(ended, None)
+        for work in self._work.values():
+            self._take_task(work)
+            self._advance(work, jobs.Cancel("interrupted"))
         for target in self.targets:
             if not target.ended:
-                target.fail("interrupted")
-
-    def _take_partial(self, target: Target, outcome: Outcome) -> None:
-        if outcome.kind == "fingerprint":
-            target.take_fingerprint(outcome)
-        elif outcome.kind == "ramp":
-            target.take_ramp(outcome)
-        elif (plan := _task_plan(outcome.result, target.label)) is not None:
-            self.task = plan
+                target.end("interrupted")
 
     def _show(self) -> None:
         texts = self.dispatcher.progress()
-        now = self.clock()
-        for job_id, target in self._by_job.items():
-            if job_id in texts and target.job_kind == _kind_of(job_id):
-                target.text = texts[job_id]
-            target.now = now
+        for work in self._work.values():
+            if work.state.state in jobs.IN_FLIGHT and work.job.job_id in texts:
+                work.target.text = texts[work.job.job_id]
         self.watcher.show(self.targets)
 
 
-def _kind_of(job_id: str) -> str:
-    return job_id.rsplit("-", 2)[1]
+_IDLE = ("queued", "waiting")
 
 
-def _verdict(outcome: Outcome) -> str:
-    if outcome.ok:
-        return f"done in {outcome.seconds:.1f} s"
-    return f"{outcome.status}: {outcome.error}"
+def _said(outcome: Outcome) -> str:
+    return "" if outcome.ok else f"{outcome.status}: {outcome.error}"
 
 
-def _task_plan(result: Mapping[str, Any], label: str) -> Plan | None:
-    """The task's numbers, each source saying where it was measured."""
-    record = result.get("plan")
-    if not isinstance(record, dict):
-        return None
-    plan = Plan.from_dict(record)
-    return plan.measured_on(label)
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -10,6 +10,9 @@ from typing import Any
 from pichak_agent.messages import Job
 from pichak_core.plan import Plan
 
+#: Measurements on one machine disturb each other, also on two of its GPUs: one at a time.
+MACHINE_LOCK = "machine"
+
 #: Seconds after which a job is ended by its agent, by kind and depth. A fingerprint of one device
 #: is promised within 20 s (quick) and 2 min (full); the rest is starting and a slow disk.
 _FINGERPRINT_SECONDS = {"quick": 90.0, "full": 300.0}
@@ -58,6 +61,9 @@ class ProfileRequest:
             "seed": self.seed,
         }
 
+    def _job(self, job_id: str, attempt: int, kind: str, params: Mapping[str, Any]) -> Job:
+        return Job(job_id, attempt, kind, params, self._deadline(kind), lock=MACHINE_LOCK)
+
     def _deadline(self, kind: str) -> float:
         table = {
             "fingerprint": _FINGERPRINT_SECONDS,
@@ -66,28 +72,25 @@ class ProfileRequest:
         }[kind]
         return float(self.deadline_seconds.get(kind, table[self.depth]))
 
-    def fingerprint_job(self, job_id: str, attempt: int, device: str, lock: str) -> Job:
+    def fingerprint_job(self, job_id: str, attempt: int, device: str) -> Job:
         """The job that fingerprints `device`."""
         params = {"device": device, "depth": self.depth, "directory": self.directory}
-        return Job(job_id, attempt, "fingerprint", params, self._deadline("fingerprint"), lock=lock)
+        return self._job(job_id, attempt, "fingerprint", params)
 
-    def task_job(
-        self, job_id: str, attempt: int, device: str, lock: str, files: Mapping[str, Any]
-    ) -> Job:
+    def task_job(self, job_id: str, attempt: int, device: str, files: Mapping[str, Any]) -> Job:
         """The job that measures what is the same on every node: corpus, noise scale, weights."""
         params = self._workload_params(device, files) | {
             "noise_seconds": _NOISE_SECONDS[self.depth],
             "seq_quantile": self.seq_quantile,
             "sample": self.sample,
         }
-        return Job(job_id, attempt, "task", params, self._deadline("task"), lock=lock)
+        return self._job(job_id, attempt, "task", params)
 
     def ramp_job(
         self,
         job_id: str,
         attempt: int,
         device: str,
-        lock: str,
         files: Mapping[str, Any],
         task: Plan | None,
     ) -> Job:
@@ -99,7 +102,7 @@ class ProfileRequest:
             "ramp_seconds": 0.6 * self._deadline("ramp"),
             "task": task.to_dict() if task else None,
         }
-        return Job(job_id, attempt, "ramp", params, self._deadline("ramp"), lock=lock)
+        return self._job(job_id, attempt, "ramp", params)
 
     def _workload_params(self, device: str, files: Mapping[str, Any]) -> dict[str, Any]:
         """`files` replaces the paths of this machine by references that every node can resolve."""
