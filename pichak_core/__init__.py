@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .plan import CONSTANT, Plan, Value
+from pichak_core.plan import CONSTANT, Plan, Value
 
 if TYPE_CHECKING:
-    from .tune.derive import derive
+    from pichak_core.tune.derive import derive
 
 __version__ = "0.1.0"
 
@@ -20,7 +20,7 @@ __all__ = ["CONSTANT", "Plan", "Value", "__version__", "derive"]
 
 def __getattr__(name: str) -> Any:
     if name == "derive":
-        from .tune.derive import derive
+        from pichak_core.tune.derive import derive
 
         return derive
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

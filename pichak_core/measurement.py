@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from .plan import Scalar, format_number
+from pichak_core.plan import Scalar, format_number
 
 #: Scales a median absolute deviation to the standard deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826

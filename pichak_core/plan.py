@@ -75,7 +75,7 @@ class Value:
 
     def __str__(self) -> str:
         number = format_number(self.value)
-        return f"{number} {self.unit}" if self.unit else number
+        return f"{number} {_unit_of(self.value, self.unit)}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form; an unbounded `high` becomes the string ``"inf"``."""
@@ -222,6 +222,15 @@ class Plan:
             raise ValueError("not a plan: the JSON is not an object")
         return cls.from_dict(record)
 
+    def to(self, trainer: str) -> dict[str, Any]:
+        """The settings that `trainer` takes ("transformers", "trl", "deepspeed", …), of this plan.
+
+        What the plan does not hold is left out. `ValueError` names the trainers that are known.
+        """
+        from pichak_core.tune.export import export_plan
+
+        return export_plan(self, trainer)
+
     def report(self, width: int = 78) -> str:
         """The text a person pastes into an issue, wrapped to `width` columns."""
         width = max(40, width)
@@ -262,6 +271,13 @@ def format_number(value: Scalar) -> str:
     if size == 0 or size >= 0.001:
         return f"{value:.4g}"
     return f"{value:.3g}"
+
+
+def _unit_of(value: Scalar, unit: str) -> str:
+    """``1 row``, ``2 rows``; a rate or an abbreviation stays as it is."""
+    if value != 1 or "/" in unit or not unit.endswith("s") or len(unit) < 3:
+        return unit
+    return unit[:-2] if unit.endswith("ches") else unit[:-1]
 
 
 def _entry(name: str, value: Value, width: int) -> list[str]:

@@ -154,3 +154,18 @@ def test_the_report_lists_constants_apart_and_fits_its_width() -> None:
 )
 def test_numbers_as_a_person_reads_them(value: object, text: str) -> None:
     assert format_number(value) == text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (1, "rows", "1 row"),
+        (2, "rows", "2 rows"),
+        (1, "micro-batches", "1 micro-batch"),
+        (1, "s", "1 s"),
+        (1, "tokens/s", "1 tokens/s"),
+        (1, "", "1"),
+    ],
+)
+def test_one_of_something_is_singular(value: int, unit: str, text: str) -> None:
+    assert str(Value(value, "counted", unit=unit)) == text
