@@ -9,14 +9,49 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pichak_core.measurement import Fingerprint, Measurement, Reading, Reason, Unmeasured
+from pichak_core.plan import Scalar
+
+if TYPE_CHECKING:
+    from pichak_core.measure._conditions import Conditions
+    from pichak_core.measure.disk import disk_queue_depth
+    from pichak_core.measure.kernel_launch import kernel_launch_us
+    from pichak_core.measure.virtualisation_probe import virtualisation
+
+__all__ = [
+    "Context",
+    "Depth",
+    "Metric",
+    "Probe",
+    "disk_queue_depth",
+    "kernel_launch_us",
+    "probes",
+    "register",
+    "run_one",
+    "run_probes",
+    "virtualisation",
+]
 
 Depth = Literal["quick", "full"]
+
+#: Public functions that live beside their measurement, imported when they are asked for.
+_EXPORTS = {
+    "disk_queue_depth": "disk",
+    "kernel_launch_us": "kernel_launch",
+    "virtualisation": "virtualisation_probe",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +69,7 @@ class Context:
 
     `device` is ``cpu`` or ``cuda:N``. `directory` is where a disk measurement may write; `paths`
     are the user's own files to read instead. `budget_seconds` is this measurement's own share.
+    `cache` keeps within one run what several measurements need and is dear to ask for twice.
     """
 
     device: str = "cpu"
@@ -42,9 +78,11 @@ class Context:
     paths: tuple[Path, ...] = ()
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
+    root: Path = Path("/")
     seed: int = 0
     budget_seconds: float = 5.0
     clock: Callable[[], float] = time.monotonic
+    cache: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,8 +126,8 @@ def probes() -> dict[str, Probe]:
 
 
 # The disk goes last: it fills the page cache, which on unified-memory parts eats the very memory
-# that the others measure (field case 2).
-_ORDER = {"software": 0, "virtualisation": 1, "cpu": 2, "host_memory": 3, "disk": 90}
+# that the others measure. The matrix products go behind what their heat would slow.
+_ORDER = {"software": 0, "virtualisation": 1, "cpu": 2, "host_memory": 3, "matmul": 80, "disk": 90}
 
 
 def run_probes(
@@ -97,11 +135,13 @@ def run_probes(
     *,
     only: Iterable[str] | None = None,
     on_progress: Callable[[str], None] | None = None,
+    on_readings: Callable[[Fingerprint], None] | None = None,
 ) -> Fingerprint:
     """Run the measurements that apply to `context.device` and return every reading.
 
     A measurement that raises costs its own metrics (`Reason.FAILED` with the error), never the
-    others. `only` names measurements; an unknown name raises `ValueError`.
+    others. `only` names measurements; an unknown name raises `ValueError`. `on_progress` is told
+    each measurement's name before it runs, `on_readings` all that was read so far after it.
     """
     known = probes()
     wanted = list(known) if only is None else list(only)
@@ -109,50 +149,78 @@ def run_probes(
     if unknown:
         raise ValueError(f"no measurement {unknown[0]!r}; there are: {', '.join(known)}")
     fingerprint = Fingerprint()
-    for name in known:
-        if name not in wanted:
-            continue
-        if on_progress:
-            on_progress(name)
-        for reading in run_one(known[name], context):
-            fingerprint.add(reading)
+    with _sampling_of(context) as conditions:
+        for name in known:
+            if name not in wanted:
+                continue
+            if on_progress:
+                on_progress(name)
+            for reading in run_one(known[name], context, conditions):
+                fingerprint.add(reading)
+            if on_readings:
+                on_readings(fingerprint)
     return fingerprint
 
 
-def run_one(probe: Probe, context: Context) -> list[Reading]:
-    """One measurement's readings, one for each of its metrics, whatever happens inside it."""
+@contextmanager
+def _sampling_of(context: Context) -> Iterator[Conditions]:
+    from pichak_core.measure._conditions import Conditions
+
+    sampler = Conditions.of(context)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def run_one(probe: Probe, context: Context, conditions: Conditions | None = None) -> list[Reading]:
+    """One measurement's readings, one for each of its metrics, whatever happens inside it.
+
+    What was true while it ran is joined to every reading that was repeated. `conditions` samples
+    it; without one, it is sampled for this measurement alone.
+    """
     kind = context.device.split(":")[0]
     if kind not in probe.devices:
+        where = " or ".join(probe.devices)
         return [
-            _absent(m, Reason.NO_DEVICE, f"{probe.name} applies to {probe.devices}")
+            _absent(m, Reason.NO_DEVICE, f"{probe.name} is measured on {where}, not on {kind}")
             for m in probe.metrics
         ]
+    if conditions is None:
+        with _sampling_of(context) as own:
+            return run_one(probe, context, own)
     context.budget_seconds = probe.budget_seconds[context.depth]
     started = context.clock()
     readings: dict[str, Reading] = {}
     reason, why = Reason.FAILED, "the measurement gave no reading"
-    try:
-        for reading in probe.run(context):
-            readings[reading.name] = reading
-    except ImportError as error:
-        reason, why = Reason.NOT_INSTALLED, f"{error}; pip install 'pichak-fleet[torch]'"
-    except PermissionError as error:
-        reason, why = Reason.NO_PERMISSION, str(error)
-    except (OSError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError) as error:
-        why = f"{type(error).__name__}: {error}"
+    with conditions.during() as window:
+        try:
+            for reading in probe.run(context):
+                readings[reading.name] = reading
+        except ImportError as error:
+            reason, why = Reason.NOT_INSTALLED, f"{error}; pip install 'pichak-fleet[torch]'"
+        except PermissionError as error:
+            reason, why = Reason.NO_PERMISSION, str(error)
+        except Exception as error:  # noqa: BLE001 - a fault costs its own metrics, never others
+            why = f"{type(error).__name__}: {error}"
     share = (context.clock() - started) / max(1, len(probe.metrics))
-    done: list[Reading] = []
-    for metric in probe.metrics:
-        found = readings.pop(metric.name, None) or _absent(metric, reason, why)
-        if isinstance(found, Measurement) and not found.seconds:
-            found = _with_seconds(found, share)
-        done.append(found)
-    return done + list(readings.values())
+    every: dict[str, Reading] = {m.name: _absent(m, reason, why) for m in probe.metrics}
+    every.update(readings)
+    return [_completed(reading, share, window.found) for reading in every.values()]
 
 
 def _absent(metric: Metric, reason: Reason, detail: str) -> Unmeasured:
     return Unmeasured(metric.name, reason, detail)
 
 
-def _with_seconds(reading: Measurement, seconds: float) -> Measurement:
-    return replace(reading, seconds=seconds)
+def _completed(reading: Reading, seconds: float, conditions: Mapping[str, Scalar]) -> Reading:
+    """The reading with its cost, and with the run's conditions where they could have moved it: a
+    version or a size does not vary, and its conditions would explain nothing."""
+    if not isinstance(reading, Measurement):
+        return reading
+    varies = reading.samples > 1 or reading.spread is not None
+    return replace(
+        reading,
+        seconds=reading.seconds or seconds,
+        conditions={**conditions, **reading.conditions} if varies else reading.conditions,
+    )

@@ -1,0 +1,156 @@
+"""``pichak gpu``: the fingerprint of this machine and one of its GPUs."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pichak_coordinator.cli.common import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    NothingMeasuredError,
+    UserError,
+    err,
+    examples,
+    json_option,
+    out,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from pichak_core.measurement import Fingerprint
+
+
+@click.command(
+    epilog=examples(
+        "pichak gpu",
+        "pichak gpu --device cuda:1 --depth full > ticket.txt",
+        "pichak gpu --only cpu --only host_memory",
+        "pichak gpu --json | jq '.fingerprint[\"cpu.usable_cores\"]'",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda[:N]",
+    help="What to measure; auto is the first GPU, or the CPU without one.",
+)
+@click.option(
+    "--depth",
+    type=click.Choice(["quick", "full"]),
+    default="quick",
+    show_default=True,
+    help="How long to measure: about 20 s, or 2 min.",
+)
+@click.option(
+    "--only", multiple=True, metavar="NAME", help="Run this measurement alone; may be repeated."
+)
+@click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    help="Where the disk is measured.  [default: the current directory]",
+)
+@json_option
+def gpu(
+    device: str, depth: str, only: tuple[str, ...], directory: Path | None, as_json: bool
+) -> int:
+    """Fingerprint this machine and one of its GPUs: what it is, what it can do, how fast it is.
+
+    Every number carries its spread and where it came from; what could not be measured is listed
+    with the reason.
+    """
+    from pichak_core.measure import Context, probes, run_probes
+
+    unknown = [name for name in only if name not in probes()]
+    if unknown:
+        raise UserError(
+            f"--only {unknown[0]}: no such measurement; there are {', '.join(probes())}"
+        )
+    context = Context(
+        device=_resolved(device),
+        depth="full" if depth == "full" else "quick",
+        directory=directory or Path.cwd(),
+    )
+    kept: list[Fingerprint] = []
+    started = time.monotonic()
+    code = EXIT_DONE
+    try:
+        with _progress() as told:
+            run_probes(context, only=only or None, on_progress=told, on_readings=kept.append)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+        click.echo("pichak: interrupted; what was measured until then follows", err=True)
+    _show(kept, context.device, depth, time.monotonic() - started, as_json)
+    return code
+
+
+def _show(kept: list[Fingerprint], device: str, depth: str, seconds: float, as_json: bool) -> None:
+    from pichak_coordinator.cli.fingerprint_page import render_fingerprint
+    from pichak_core.measurement import Fingerprint, Measurement
+
+    fingerprint = kept[-1] if kept else Fingerprint()
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "host": socket.gethostname(),
+                "device": device,
+                "depth": depth,
+                "seconds": seconds,
+                "fingerprint": fingerprint.to_dict(),
+            }
+        )
+    else:
+        render_fingerprint(fingerprint, out())
+        click.echo(f"\n{socket.gethostname()}, {device}, {depth}, {seconds:.1f} s of measuring")
+    if not any(isinstance(reading, Measurement) for reading in fingerprint.values()):
+        raise NothingMeasuredError(
+            "nothing could be measured; `pichak doctor` says what is missing"
+        )
+
+
+def _resolved(device: str) -> str:
+    """The device's full name; `UserError` when there is none such here."""
+    if device == "cpu":
+        return device
+    if device != "auto" and not re.fullmatch(r"cuda(:[0-9]+)?", device):
+        raise UserError(f"--device {device}: write auto, cpu, cuda or cuda:N")
+    try:
+        import torch
+    except ImportError as error:
+        if device == "auto":
+            return "cpu"
+        raise UserError(
+            f"--device {device} needs torch: pip install 'pichak-fleet[torch]', or use --device cpu"
+        ) from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(device.partition(":")[2] or 0)
+    if index < count:
+        return f"cuda:{index}"
+    if device == "auto":
+        return "cpu"
+    raise UserError(
+        f"--device {device}: torch {torch.__version__} sees {count} CUDA devices; `pichak doctor` "
+        "says why, --device cpu measures without one"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Tell each measurement's name on stderr: a moving line on a terminal, a line each without."""
+    console = err()
+    if not console.is_terminal:
+        yield lambda name: console.print(f"measuring {name}", markup=False)
+        return
+    with console.status("starting", refresh_per_second=4) as status:  # its thread takes CPU time
+        yield lambda name: status.update(f"measuring {name}")

@@ -1,0 +1,175 @@
+"""``pichak gpu``: the page, the JSON, and every way to end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pichak_coordinator.cli import app
+from pichak_coordinator.cli.fingerprint_page import page_lines
+from pichak_core import measure
+from pichak_core.measure import Context
+from pichak_core.measurement import Fingerprint, Measurement, Reason, Unmeasured
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["gpu", *arguments], standalone_mode=False)
+
+
+def sample() -> Fingerprint:
+    made = Fingerprint()
+    made.add(Measurement("software.python", "3.11.7", "", "the interpreter"))
+    made.add(
+        Measurement(
+            "gpu.kernel_launch_us",
+            4.25,
+            "us",
+            "3000 tiny dependent kernels, each of which needs the last one's result before it runs",
+            samples=150,
+            spread=0.5,
+            conditions={"cpu.steal_percent": 0.5, "gpu.lost": "no"},
+            detail={"p95_us": 6.5, "samples": [1.0, 2.0]},
+        )
+    )
+    made.add(
+        Measurement(
+            "host.memory_copy_mb_s",
+            11_000_000.0,
+            "MB/s",
+            "copies",
+            samples=9,
+            spread=1.0,
+            suspect="faster than any memory",
+            conditions={"cpu.steal_percent": 2.5},
+        )
+    )
+    made.add(Unmeasured("gpu.vbios", Reason.NOT_SUPPORTED, "NVML code 3"))
+    made.add(Unmeasured("gpu.pcie_width", Reason.NOT_SUPPORTED, "NVML code 3"))
+    made.add(Unmeasured("software.ray", Reason.NOT_INSTALLED, "pip install ray"))
+    return made
+
+
+def test_a_page_holds_value_spread_count_source_and_suspicion() -> None:
+    text = "\n".join(page_lines(sample(), 120))
+    assert "gpu.kernel_launch_us           4.25 us ± 0.5, n = 150" in text
+    assert "3000 tiny dependent kernels" in text
+    assert "[p95_us 6.5]" in text  # single numbers of the detail, not its curves
+    assert "SUSPECT: faster than any memory" in text
+    assert "software.python                3.11.7" in text
+
+
+def test_a_page_tells_conditions_as_ranges_and_gaps_by_reason() -> None:
+    lines = page_lines(sample(), 120)
+    conditions = lines[lines.index("WHILE IT RAN") + 1]
+    assert "cpu.steal_percent 0.5 to 2.5" in conditions
+    assert "gpu.lost no" in conditions
+    gaps = lines[lines.index("NOT MEASURED (3)") :]
+    assert "  gpu.vbios, gpu.pcie_width" in gaps
+    assert "      not supported: NVML code 3" in gaps
+    assert "      package not installed: pip install ray" in gaps
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_page_keeps_its_width(width: int) -> None:
+    made = sample()
+    # a digest is one word that is wider than its column
+    made.add(Measurement("golden.gradient_digest", "ab" * 16, "", "one seeded step, run twice"))
+    lines = page_lines(made, width)
+    assert max(map(len, lines)) <= max(width, 66)
+    text = " ".join(" ".join(lines).split())
+    assert "needs the last one's result before it runs" in text
+
+
+def test_an_empty_fingerprint_is_an_empty_page() -> None:
+    assert page_lines(Fingerprint(), 120) == []
+
+
+def test_the_page_of_this_machine() -> None:
+    done = run("--device", "cpu", "--only", "virtualisation", "--only", "software")
+    assert done.return_value == 0
+    assert done.stdout.startswith("SOFTWARE\n")
+    assert "software.python" in done.stdout
+    assert "measuring virtualisation" in done.stderr
+    assert "measuring" not in done.stdout.partition(" s of ")[0]
+
+
+def test_json_is_alone_on_stdout() -> None:
+    done = run("--device", "cpu", "--only", "software", "--json")
+    record = json.loads(done.stdout)
+    assert record["schema"] == 1
+    assert (record["device"], record["depth"]) == ("cpu", "quick")
+    again = Fingerprint.from_dict(record["fingerprint"])
+    assert again.text("software.python")
+    assert record["fingerprint"]["gpu.name"]["unmeasured"] == "no such device"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "gpu"), "write auto, cpu, cuda or cuda:N"),
+        (("--device", "cuda:x"), "write auto"),
+        (("--device", "cuda:97"), "--device cpu"),
+        (("--only", "nothing"), "no such measurement; there are software"),
+    ],
+)
+def test_usage_errors_say_what_to_do(arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
+    assert isinstance(done.exception, Exception)
+    assert words in str(done.exception)
+    assert done.exception.exit_code == 2  # type: ignore[attr-defined]
+
+
+Told = Callable[[Fingerprint], None]
+
+
+def replace_probes(
+    monkeypatch: pytest.MonkeyPatch, ending: Callable[[Told], None], seen: list[Context]
+) -> None:
+    def fake(context: Context, *, only: Any, on_progress: Any, on_readings: Told) -> None:
+        seen.append(context)
+        ending(on_readings)
+
+    monkeypatch.setattr(measure, "run_probes", fake)
+
+
+def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ending(tell: Told) -> None:
+        tell(sample())
+        raise KeyboardInterrupt
+
+    replace_probes(monkeypatch, ending, [])
+    done = run("--device", "cpu", "--json")
+    assert done.return_value == 130
+    assert "gpu.kernel_launch_us" in json.loads(done.stdout)["fingerprint"]
+    assert "interrupted" in done.stderr
+
+
+def test_nothing_measured_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Fingerprint()
+    made.add(Unmeasured("cpu.op_dispatch_us", Reason.NOT_INSTALLED, "No module named 'torch'"))
+    replace_probes(monkeypatch, lambda tell: tell(made), [])
+    done = run("--device", "cpu")
+    assert "No module named 'torch'" in done.stdout
+    assert "doctor" in str(done.exception)
+    assert done.exception.exit_code == 1  # type: ignore[union-attr]
+
+
+def test_auto_is_the_cpu_without_torch_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Context] = []
+    replace_probes(monkeypatch, lambda tell: tell(sample()), seen)
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
+    assert run("--depth", "full").return_value == 0
+    assert (seen[0].device, seen[0].depth) == ("cpu", "full")
+    refused = run("--device", "cuda:0")
+    assert "pip install" in str(refused.exception)
+
+
+def test_help_has_examples() -> None:
+    done = CliRunner().invoke(app, ["gpu", "--help"])
+    assert done.exit_code == 0
+    assert "pichak gpu --device cuda:1" in done.stdout
