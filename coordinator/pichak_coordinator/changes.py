@@ -1,0 +1,206 @@
+"""What changed on a node since the last run that measured it: before, after, and whether it is
+more than noise. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pichak_coordinator.records import NodeRecord, Row, json_safe
+from pichak_coordinator.speed import processed_speed, scored_speed
+from pichak_core.measurement import Measurement, Reading
+from pichak_core.plan import Plan, Scalar, Value, format_number
+
+#: A change is more than noise beyond this many combined spreads √(before² + after²).
+SIGMAS = 3.0
+#: Where no spread is known, what is worth showing: this share, or this many percentage points.
+NOTABLE_SHARE = 0.05
+NOTABLE_POINTS = 5.0
+
+#: Conditions of the moment and no property of the machine.
+_PASSING = ("cpu.load_others_cores", "cpu.pressure_some_percent")
+#: Step times and rates share the noise of the timed steps.
+_TIMED = ("seconds_per_step", "tokens_per_second", "scored_tokens_per_second")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One value that is not what it was. `before` or `after` is None where it was not measured,
+    and `reason` then says why. `share` is the relative change (0.1 = 10 % more), None for text and
+    where it was 0 before.
+
+    `exceeds` says whether the change is larger than the measured spreads explain; None where no
+    spread is known.
+    """
+
+    node: NodeRecord
+    metric: str
+    before: Scalar | None
+    after: Scalar | None
+    unit: str = ""
+    share: float | None = None
+    spread: float | None = None
+    exceeds: bool | None = None
+    reason: str = ""
+
+    @property
+    def notable(self) -> bool:
+        """Worth a line: more than noise, or, where the noise is unknown, more than a little."""
+        if self.exceeds is not None:
+            return self.exceeds
+        before, after = _number(self.before), _number(self.after)
+        if before is not None and after is not None and self.unit == "%":
+            return abs(after - before) >= NOTABLE_POINTS
+        return self.share is None or abs(self.share) >= NOTABLE_SHARE
+
+    @property
+    def sentence(self) -> str:
+        """``metric: before → after unit (+12.0 %, more than the spread of 3 MB/s)``."""
+        shown = [
+            "not measured" if value is None else format_number(value)
+            for value in (self.before, self.after)
+        ]
+        text = f"{self.metric}: {shown[0]} → {shown[1]} {self.unit}".rstrip()
+        if self.reason:
+            return f"{text} ({self.reason})"
+        if self.share is None:
+            return text
+        if self.exceeds is None:
+            return f"{text} ({self.share:+.1%})"
+        word = "more than" if self.exceeds else "within"
+        known = f" of {format_number(self.spread)}" if self.spread is not None else ""
+        return f"{text} ({self.share:+.1%}, {word} the measured spread{known})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        record: dict[str, Any] = json_safe(
+            {
+                "node": self.node.node,
+                "device": self.node.device,
+                "host": self.node.host,
+                "metric": self.metric,
+                "before": self.before,
+                "after": self.after,
+                "unit": self.unit,
+                "change": self.share,
+                "spread": self.spread,
+                "exceeds_spread": self.exceeds,
+                "notable": self.notable,
+                "reason": self.reason,
+            }
+        )
+        return record
+
+
+def changes(
+    rows: Sequence[Row], before: Mapping[tuple[str, str], Row], *, notable: bool = True
+) -> list[Change]:
+    """What differs between `rows` and the earlier rows of the same devices, in the rows' order.
+
+    With `notable` the changes that noise explains are left out. Values of a plan are compared only
+    where model and data are the same; what was suspect then or is now is not compared.
+    """
+    found: list[Change] = []
+    for row in rows:
+        old = before.get(row.key)
+        if old is not None:
+            found += [*_of_fingerprints(old, row), *_of_plans(old, row)]
+    return [change for change in found if change.notable or not notable]
+
+
+def _of_fingerprints(old: Row, new: Row) -> Iterator[Change]:
+    for metric, now in new.fingerprint.items():
+        then = old.fingerprint.get(metric)
+        if then is not None and metric not in _PASSING:
+            yield from _of_readings(new.node, metric, then, now)
+
+
+def _of_readings(node: NodeRecord, metric: str, then: Reading, now: Reading) -> Iterator[Change]:
+    measured = [r for r in (then, now) if isinstance(r, Measurement)]
+    if any(r.suspect for r in measured) or not measured:
+        return
+    unit = measured[0].unit
+    if not isinstance(then, Measurement):
+        yield Change(node, metric, None, measured[0].value, unit, reason=then.describe())
+    elif not isinstance(now, Measurement):
+        yield Change(node, metric, then.value, None, unit, reason=now.describe())
+    elif then.unit == now.unit:
+        spread = None
+        if then.spread is not None and now.spread is not None:
+            spread = math.hypot(then.spread, now.spread)
+        yield from _of_values(node, metric, then.value, now.value, unit, spread)
+
+
+def _of_plans(old: Row, new: Row) -> Iterator[Change]:
+    if old.plan is None or new.plan is None or not _same_task(old.plan, new.plan):
+        return
+    for name, now in new.plan.values.items():
+        then = old.plan.values.get(name)
+        if then is None or not (then.measured and now.measured) or then.unit != now.unit:
+            continue
+        metric = f"plan.{name}"
+        if name in _TIMED:
+            spread = _timed_spread((old, then), (new, now))
+            yield from _of_values(new.node, metric, then.value, now.value, now.unit, spread)
+        else:
+            apart = _apart(then, now)
+            for change in _of_values(new.node, metric, then.value, now.value, now.unit, None):
+                yield Change(**{**change.__dict__, "exceeds": apart})
+
+
+def _same_task(one: Plan, other: Plan) -> bool:
+    return one.model == other.model and one.data == other.data
+
+
+def _timed_spread(*sides: tuple[Row, Value]) -> float | None:
+    """The combined spread of two timed values, from each ramp's relative step noise."""
+    parts: list[float] = []
+    for row, value in sides:
+        speed = scored_speed(row) or processed_speed(row)
+        number = _number(value.value)
+        if speed is None or speed.noise is None or number is None:
+            return None
+        parts.append(speed.noise * number)
+    return math.hypot(*parts)
+
+
+def _apart(one: Value, other: Value) -> bool | None:
+    """Whether two intervals do not overlap; None where one of them is unknown."""
+    bounds = (one.low, one.high, other.low, other.high)
+    low1, high1, low2, high2 = bounds
+    if low1 is None or high1 is None or low2 is None or high2 is None:
+        return None
+    return low1 > high2 or low2 > high1
+
+
+def _of_values(
+    node: NodeRecord,
+    metric: str,
+    then: Scalar,
+    now: Scalar,
+    unit: str,
+    spread: float | None,
+) -> Iterator[Change]:
+    if then == now:
+        return
+    before, after = _number(then), _number(now)
+    if before is None or after is None:
+        yield Change(node, metric, then, now, unit)
+        return
+    share = (after - before) / abs(before) if before else None
+    exceeds = None if spread is None else abs(after - before) > SIGMAS * spread
+    yield Change(node, metric, then, now, unit, share, spread, exceeds)
+
+
+def _number(value: Scalar | None) -> float | None:
+    return None if value is None or isinstance(value, (bool, str)) else float(value)
+
+
+def by_node(found: Iterable[Change]) -> dict[str, list[Change]]:
+    """Label -> its changes, in the order given."""
+    grouped: dict[str, list[Change]] = {}
+    for change in found:
+        grouped.setdefault(change.node.label, []).append(change)
+    return grouped

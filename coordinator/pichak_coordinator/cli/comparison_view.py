@@ -1,0 +1,237 @@
+"""A comparison, the plans behind it and what changed, on a terminal of any width.
+
+Everything that a node sent is shown through `printable` and as `Text`: neither markup nor an escape
+sequence of its own reaches the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pichak_coordinator.changes import Change, by_node
+from pichak_coordinator.compare import Column, Comparison, Line, show
+from pichak_coordinator.records import Finding, Row
+from pichak_coordinator.text import printable
+from pichak_core.plan import Plan, Value
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+#: What a narrow terminal can do without, the first first.
+_DISPENSABLE = (
+    "op_dispatch_us",
+    "memory_copy_mb_s",
+    "tokens_per_second",
+    "d2h_mb_s",
+    "matmul_cpu_gflop_s",
+    "launch_us",
+    "h2d_mb_s",
+    "network_mb_s",
+    "device_name",
+    "matmul_bf16_tflop_s",
+    "disk_read_mb_s",
+    "price_per_hour",
+    "hours_per_epoch",
+)
+_TEXT_WIDTH = 28
+_REPORT_WIDTH = 100
+_MOST_FINDINGS = 20
+
+_SEVERITY_STYLE = {"fail": "bold red", "warn": "yellow", "info": "dim"}
+
+
+def render_comparison(comparison: Comparison, console: Console) -> None:
+    """The table, then the pick, then why rows failed, then the findings, the worst first."""
+    lines = comparison.lines
+    left_out: list[Column] = []
+    if lines:
+        columns = [c for c in comparison.columns if c.key != "error"]
+        columns, left_out = _fitting(columns, lines, console)
+        if columns:
+            console.print(_table(columns, lines))
+        else:
+            _cards(comparison, console)
+    _say(console, comparison.pick.sentence, "bold")
+    if left_out:
+        names = ", ".join(c.heading for c in left_out)
+        _say(console, f"not shown for want of room: {names} (--json has them)", "dim")
+    for line in lines:
+        if line.row.error:
+            _say(console, f"{line.row.node.label} failed: {line.row.error}", "red")
+    _findings([line.row for line in lines], console)
+
+
+def render_rows(rows: Sequence[Row], console: Console) -> None:
+    """Each device's plan with its sources; what all plans share is shown once, before them."""
+    plans = [row.plan for row in rows if row.plan is not None]
+    shared = shared_part(plans)
+    width = min(console.width, _REPORT_WIDTH)
+    if shared.values or shared.notes:
+        _title(console, f"The task, the same on all {len(plans)}", width)
+        _say(console, shared.report(width))
+        console.print()
+    for row in rows:
+        name = row.node.device_name
+        _title(console, f"{row.node.label}: {name}" if name else row.node.label, width)
+        if row.error:
+            _say(console, f"failed: {row.error}", "red")
+        if row.plan is not None:
+            own = own_part(row.plan, shared)
+            bare = not own.values and not own.notes
+            _say(console, "nothing of its own was derived" if bare else own.report(width))
+        elif not row.error:
+            _say(console, "no plan was derived")
+        console.print()
+
+
+def render_changes(found: Sequence[Change], console: Console) -> None:
+    """What is not what it was in the last run of each node; one line a value."""
+    if not found:
+        _say(console, "Nothing changed beyond the measured spread since the last run.")
+        return
+    _say(console, "Changed since the last run:", "bold")
+    for label, some in by_node(found).items():
+        _say(console, f"  {label}")
+        for change in some:
+            style = "yellow" if change.exceeds or change.share is None else ""
+            _say(console, f"    {change.sentence}", style)
+
+
+def shared_part(plans: Sequence[Plan]) -> Plan:
+    """What is word for word the same in every plan that has it, and is in more than one: the
+    numbers of the task, each saying where it was measured."""
+    if len(plans) < 2:
+        return Plan()
+    first = plans[0]
+    same = Plan(
+        model=first.model if all(p.model == first.model for p in plans) else "",
+        data=first.data if all(p.data == first.data for p in plans) else "",
+    )
+    for name in dict.fromkeys(name for plan in plans for name in plan):
+        held = [plan[name] for plan in plans if name in plan]
+        if len(held) > 1 and all(_identical(held[0], other) for other in held):
+            same.set(name, held[0])
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes):
+        if all(note in plan.notes for plan in plans):
+            same.note(note)
+    return same
+
+
+def own_part(plan: Plan, shared: Plan) -> Plan:
+    """What of `plan` is not in `shared`."""
+    own = Plan(
+        model="" if shared.model else plan.model,
+        data="" if shared.data else plan.data,
+        device=plan.device,
+    )
+    for name, value in plan.values.items():
+        if name not in shared:
+            own.set(name, value)
+    for note in plan.notes:
+        if note not in shared.notes:
+            own.note(note)
+    return own
+
+
+def _identical(one: Value, other: Value) -> bool:
+    return one.as_dict() == other.as_dict()
+
+
+def _fitting(
+    columns: list[Column], lines: Sequence[Line], console: Console
+) -> tuple[list[Column], list[Column]]:
+    """The columns that fit, and those left out; no column at all when even the least do not."""
+    left_out: list[Column] = []
+    for key in ("", *_DISPENSABLE):
+        gone = [c for c in columns if c.key == key and len(columns) > 2]
+        if key == "tokens_per_second" and not _has(columns, "scored_tokens_per_second"):
+            gone = []
+        columns = [c for c in columns if c not in gone]
+        left_out += gone
+        # Asked with room to spare: a table that must shrink says that it fits.
+        room = console.options.update(width=10_000)
+        if console.measure(_table(columns, lines), options=room).maximum <= console.width:
+            return columns, left_out
+    return [], []
+
+
+def _has(columns: Sequence[Column], key: str) -> bool:
+    return any(column.key == key for column in columns)
+
+
+def _table(columns: Sequence[Column], lines: Sequence[Line]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for column in columns:
+        words = column.better == "text"
+        table.add_column(
+            Text(f"{column.title}\n{column.unit}" if column.unit else column.title),
+            justify="left" if words else "right",
+            max_width=_TEXT_WIDTH if words else None,
+            overflow="fold",
+            no_wrap=not words,
+        )
+    for line in lines:
+        cells = [
+            Text(printable(show(line.cells[column.key])), style=_style(column, line))
+            for column in columns
+        ]
+        table.add_row(*cells, style="red" if line.row.error else None)
+    return table
+
+
+def _style(column: Column, line: Line) -> str:
+    if column.key != "findings" or not line.row.findings:
+        return ""
+    return _SEVERITY_STYLE[min(line.row.findings, key=lambda f: f.order).severity]
+
+
+def _cards(comparison: Comparison, console: Console) -> None:
+    """One block a row, for terminals on which no table fits."""
+    columns = [c for c in comparison.columns if c.key not in ("host", "error")]
+    for line in comparison.lines:
+        _say(console, line.row.node.label, "bold")
+        for column in columns:
+            if line.cells[column.key] is not None:
+                shown = f"{show(line.cells[column.key])} {column.unit}".rstrip()
+                _say(console, f"  {column.title}: {shown}", _style(column, line))
+    console.print()
+
+
+def _findings(rows: Sequence[Row], console: Console) -> None:
+    """Warnings and failures in full; a large fleet's mild ones are only counted."""
+    found = [(f.order, row.node.label, f) for row in rows for f in row.findings]
+    found.sort(key=lambda entry: entry[0])
+    worth = [entry for entry in found if entry[2].severity != "info"]
+    for _, label, finding in worth[:_MOST_FINDINGS]:
+        style = _SEVERITY_STYLE[finding.severity]
+        _say(console, f"{label}, {_certainty(finding)}: {finding.sentence}", style)
+    rest = len(found) - min(len(worth), _MOST_FINDINGS)
+    if rest:
+        _say(console, f"{rest} more finding{'s' * (rest > 1)} (--json has them)", "dim")
+
+
+def _certainty(finding: Finding) -> str:
+    low = ", low confidence" if finding.confidence == "low" else ""
+    return f"{finding.severity}, {finding.state}{low}"
+
+
+def _title(console: Console, text: str, width: int) -> None:
+    safe = printable(text)
+    _say(console, f"== {safe} {'=' * max(2, width - len(safe) - 4)}"[:width], "bold")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(_safe(text, style), soft_wrap=False)
+
+
+def _safe(text: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(printable(text, keep_newlines=True), style=style, overflow="fold")

@@ -1,0 +1,282 @@
+"""Which nodes are worse than they should be: readings in, findings out. Pure.
+
+Peers are devices of the same model. With at least `MIN_PEERS` of them a reading is held against
+theirs by the rule of `verdict`. With fewer it is held against the node's own history, and absolute
+rules are left (`absolute`): both say that their confidence is low. So two machines that differ
+accuse neither. A finding is suspected when seen once and confirmed when a second, separate probe
+sees it again; its evidence holds the arithmetic. What is suspect or was not measured judges nothing
+and is not judged; a suspicion about it waits for the next reading.
+
+Judged are rates ("…/s") and times (us, ms) by their unit. Left out: high percentiles, whose noise
+no median tames; the cost of starting an operation, which matters as a share of a training step
+only (24 µs was 2.5 % of one step and hours of another); and a network's readings, which belong to a
+link and not to a node.
+
+By simulation (tests/coordinator/test_judge.py), a probe reading twelve metrics, nine samples each
+with lognormal noise of 1 to 3 %, 1 % between machines of a model and 0.5 % between probes: of
+healthy nodes in fleets of 2 to 200 about 0.02 % are confirmed by two probes (at most 0.1 % is
+asked), and of nodes that are 10 % slow in one metric among 8 about 99 % are (95 % is asked). Where
+readings carry no spread and vary by 2 % or more from probe to probe, one metric of 7 peers does not
+hold enough to confirm 10 % that often at that rate of false alarms: the limits then keep the rate,
+and a slow node is found by being slow in several metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pichak_coordinator.absolute import absolute_findings
+from pichak_coordinator.records import Finding, Row, Severity
+from pichak_coordinator.speed import processed_speed, scored_speed
+from pichak_coordinator.verdict import FLOOR, SIGMAS, Group, Sample, Verdict
+from pichak_core.measurement import Measurement
+from pichak_core.plan import format_number
+
+MIN_PEERS = 5
+#: How many earlier readings a node needs to be held against itself.
+MIN_HISTORY = 5
+#: Worse than its peers by this share, a node is called failed and not only slow.
+FAIL_SHARE = 0.25
+#: The kept deviations of consecutive suspicions.
+_KEPT = 10
+
+Key = tuple[str, str]
+#: (node, device, metric) -> earlier values, the oldest first.
+History = Mapping[tuple[str, str, str], Sequence[float]]
+
+_TIMES = ("us", "µs", "ms")
+_NOT_JUDGED = ("p95", "p99", "kernel_launch", "op_dispatch", "network.")
+_DIGEST = "golden.gradient_digest"
+
+
+def judge(
+    rows: Sequence[Row],
+    *,
+    history: History | None = None,
+    earlier: Mapping[Key, Sequence[Finding]] | None = None,
+) -> dict[Key, list[Finding]]:
+    """(node, device) -> what is wrong with it, the worst first; devices without findings too.
+
+    `rows` are one probe of a fleet. `history` holds earlier values of the same devices;
+    `earlier` the findings that the probe before this one gave each device, for the second look.
+    """
+    readings = {row.key: _readings(row) for row in rows}
+    groups = _groups(rows, readings)
+    found: dict[Key, list[Finding]] = {}
+    for row in rows:
+        before = {f.key: f for f in (earlier or {}).get(row.key, ())}
+        judged = len(readings[row.key])
+        mine: list[Finding] = []
+        for reading in readings[row.key].values():
+            basis = _basis(row, reading, groups, history or {})
+            if basis is not None:
+                finding = _finding(reading, *basis, judged, before)
+                mine += [finding] if finding else []
+        mine += [_again(finding, before) for finding in absolute_findings(row)]
+        mine += _waiting(before, readings[row.key])
+        found[row.key] = mine
+    for key, finding in _wrong_digests(rows).items():
+        before = {f.key: f for f in (earlier or {}).get(key, ())}
+        found[key].append(_again(finding, before))
+    return {key: sorted(some, key=lambda f: f.order) for key, some in found.items()}
+
+
+class _Reading:
+    """One judged number of one row."""
+
+    def __init__(self, row: Row, metric: str, unit: str, sample: Sample) -> None:
+        self.row, self.metric, self.unit, self.sample = row, metric, unit, sample
+        self.higher_is_better = _rises(unit)
+        # A node's own parts (disk, CPU, memory) are one reading however many GPUs it has.
+        self.of_device = metric.startswith(("gpu.", "plan."))
+        self.group = (metric, unit, *_alike(row, metric))
+
+
+def _readings(row: Row) -> dict[str, _Reading]:
+    made: dict[str, _Reading] = {}
+    for metric, reading in row.fingerprint.items():
+        value = row.fingerprint.number(metric)
+        if value is None or not isinstance(reading, Measurement):
+            continue
+        unit = reading.unit
+        if not (unit.endswith("/s") or unit in _TIMES) or any(p in metric for p in _NOT_JUDGED):
+            continue
+        made[metric] = _Reading(row, metric, unit, Sample(value, _noise(reading)))
+    speed = scored_speed(row) or processed_speed(row)
+    if speed is not None:
+        name = "plan.scored_tokens_per_second" if speed.scored else "plan.tokens_per_second"
+        sample = Sample(speed.tokens_per_second, speed.noise)
+        made[name] = _Reading(row, name, speed.unit, sample)
+    return made
+
+
+def _noise(reading: Measurement) -> float | None:
+    """The relative standard error of a median of `samples`: 1.2533 · spread / √samples."""
+    if reading.spread is None or reading.samples < 3 or isinstance(reading.value, str):
+        return None
+    return 1.2533 * reading.spread / math.sqrt(reading.samples) / abs(reading.value or 1.0)
+
+
+def _alike(row: Row, metric: str) -> tuple[Any, ...]:
+    """What else must agree between peers."""
+    if metric.startswith(("cpu.", "host.")):
+        # A container with half the cores is slower for that reason, and says so itself.
+        return row.node.cpu_model, row.fingerprint.number("cpu.usable_cores")
+    if metric.startswith("plan.") and row.plan is not None:
+        plan = row.plan.as_dict()
+        return row.node.model, row.plan.model, row.plan.data, plan.get("seq_len")
+    return (row.node.model,)
+
+
+def _groups(
+    rows: Sequence[Row], readings: Mapping[Key, Mapping[str, _Reading]]
+) -> dict[tuple[Any, ...], tuple[Group, dict[str, _Reading]]]:
+    """Group key -> its values, and the member that speaks for each device or node."""
+    members: dict[tuple[Any, ...], dict[str, _Reading]] = {}
+    for row in rows:
+        for reading in readings[row.key].values():
+            if reading.group[2]:  # a device of unknown model is nobody's peer
+                members.setdefault(reading.group, {}).setdefault(_speaker(reading), reading)
+    return {
+        key: (Group([m.sample for m in some.values()], higher_is_better=_rises(key[1])), some)
+        for key, some in members.items()
+    }
+
+
+def _rises(unit: str) -> bool:
+    """Whether more of this unit is better: of a rate, not of a time."""
+    return unit not in _TIMES
+
+
+def _speaker(reading: _Reading) -> str:
+    node = reading.row.node
+    return f"{node.node}/{node.device}" if reading.of_device else node.node
+
+
+def _basis(
+    row: Row,
+    reading: _Reading,
+    groups: Mapping[tuple[Any, ...], tuple[Group, dict[str, _Reading]]],
+    history: History,
+) -> tuple[Verdict, str] | None:
+    """What the reading is held against: its peers, else its own past, else nothing."""
+    entry = groups.get(reading.group)
+    if entry is not None and len(entry[0]) > MIN_PEERS:
+        group, members = entry
+        verdict = group.judge_member(members[_speaker(reading)].sample)
+        return (verdict, "peers") if verdict else None
+    past = history.get((*row.key, reading.metric), ())
+    if len(past) < MIN_HISTORY:
+        return None
+    samples = [Sample(value, reading.sample.noise) for value in past]
+    own = Group(samples, higher_is_better=reading.higher_is_better)
+    verdict = own.judge_stranger(reading.sample)
+    return (verdict, "own history") if verdict else None
+
+
+def _finding(
+    reading: _Reading,
+    verdict: Verdict,
+    basis: str,
+    judged: int,
+    before: Mapping[tuple[str, str], Finding],
+) -> Finding | None:
+    if not verdict.suspicious:
+        return None
+    code = "slower_than_peers" if basis == "peers" else "slower_than_before"
+    earlier = before.get((code, reading.metric))
+    kept = earlier.evidence.get("deviations", []) if earlier else []
+    deviations = [*(d for d in kept if isinstance(d, (int, float))), verdict.deviation][-_KEPT:]
+    probes = len(deviations)
+    mean, mean_limit = sum(deviations) / probes, verdict.mean_limit(probes, judged)
+    confirmed = probes > 1 and mean > mean_limit
+    what = "its peers" if basis == "peers" else "its earlier readings"
+    unit = reading.unit
+    sentence = (
+        f"{reading.metric} is {format_number(verdict.value)} {unit}, "
+        f"{verdict.deviation:.1%} worse than the median {format_number(verdict.median)} of "
+        f"{verdict.others} of {what} (limit {verdict.limit:.1%})"
+    )
+    if probes > 1:
+        sentence += f"; mean of {probes} probes {mean:.1%} (limit {mean_limit:.1%})"
+    evidence: dict[str, Any] = {
+        "value": verdict.value,
+        "unit": unit,
+        "basis": basis,
+        "median": verdict.median,
+        "others": verdict.others,
+        "mad_sigma": verdict.mad_sigma,
+        "expected_noise": verdict.expected,
+        "scale": verdict.scale,
+        "limit": verdict.limit,
+        "rule": f"more than max({FLOOR:.0%}, {SIGMAS:g} × {verdict.scale:.2%})",
+        "deviations": deviations,
+        "mean_deviation": mean,
+        "mean_limit": mean_limit,
+        "metrics_judged": judged,
+    }
+    severity: Severity = "fail" if mean >= FAIL_SHARE else "warn"
+    return Finding(
+        code,
+        severity,
+        sentence,
+        evidence,
+        "confirmed" if confirmed else "suspected",
+        "normal" if basis == "peers" else "low",
+        reading.metric,
+    )
+
+
+def _again(finding: Finding, before: Mapping[tuple[str, str], Finding]) -> Finding:
+    """A finding without noise is confirmed when the probe before this one had it too."""
+    if finding.state == "confirmed" or finding.key not in before:
+        return finding
+    return Finding(**{**finding.__dict__, "state": "confirmed"})
+
+
+def _waiting(
+    before: Mapping[tuple[str, str], Finding], readings: Mapping[str, _Reading]
+) -> list[Finding]:
+    """Findings about readings that this probe did not get: neither confirmed nor cleared."""
+    codes = ("slower_than_peers", "slower_than_before")
+    return [
+        finding
+        for finding in before.values()
+        if finding.code in codes and finding.metric not in readings
+    ]
+
+
+def _wrong_digests(rows: Sequence[Row]) -> dict[Key, Finding]:
+    """Devices whose golden step differs where nearly all of their kind agree.
+
+    Kind: the same model, driver and torch (and vector instructions, on a CPU). At least two others
+    must agree, and three quarters of all; two machines that differ accuse neither.
+    """
+    kinds: dict[tuple[str, ...], list[tuple[Row, str]]] = {}
+    for row in rows:
+        reading = row.fingerprint.get(_DIGEST)
+        if not isinstance(reading, Measurement) or reading.suspect or not row.node.model:
+            continue
+        versions = [row.fingerprint.text(n) or "" for n in ("software.driver", "software.torch")]
+        vector = "" if row.node.gpu_model else str(reading.detail.get("cpu", ""))
+        kind = (row.node.model, *versions, vector)
+        kinds.setdefault(kind, []).append((row, str(reading.value)))
+    found: dict[Key, Finding] = {}
+    for kind, members in kinds.items():
+        ((common, count),) = Counter(digest for _, digest in members).most_common(1)
+        if count < 2 or count < 0.75 * len(members) or len(members) < 3:
+            continue
+        for row, digest in members:
+            if digest != common:
+                found[row.key] = Finding(
+                    "computes_differently",
+                    "fail",
+                    f"its fixed training step gave other bits than {count} of the {len(members)} "
+                    f"devices of its kind ({kind[0]})",
+                    {"digest": digest, "common": common, "agree": count, "of": len(members)},
+                    metric=_DIGEST,
+                )
+    return found

@@ -1,0 +1,310 @@
+"""The coordinator's memory: runs, nodes, jobs, and what nodes produced, in one SQLite file.
+
+One writer at a time, any number of readers, in WAL mode. What a call has returned from is on the
+disk: `kill -9` at any moment loses nothing that was acknowledged. An outcome is kept as the bytes
+that the node produced, exactly once for each (job, attempt).
+"""
+
+# ruff: noqa: S608  - the SQL is put together from constants of this package; values are bound.
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, get_args
+
+from pichak_agent.messages import Job, MessageError
+from pichak_coordinator.database import (
+    CorruptStoreError,
+    StoreError,
+    connect,
+    default_path,
+    transaction,
+    translated,
+)
+from pichak_coordinator.identity import (
+    gpu_changes,
+    gpu_uuids,
+    machine_key,
+    node_identities,
+    node_identity,
+)
+from pichak_coordinator.ingest import Parts, read_outcome
+from pichak_coordinator.jobs import FINAL, State
+from pichak_coordinator.records import Finding
+from pichak_coordinator.store_read import Reader
+from pichak_core.plan import Plan
+
+__all__ = [
+    "CorruptStoreError",
+    "Store",
+    "StoreError",
+    "default_path",
+    "node_identities",
+    "node_identity",
+]
+
+_FINAL_SQL = ", ".join(f"'{state}'" for state in sorted(FINAL))
+
+
+class Store(Reader):
+    """The store's writing half; `Reader` is the other. Safe to use from several threads.
+
+    Every method raises `StoreError` when the file cannot be used: full disk, lock, damage.
+    """
+
+    def __init__(
+        self, path: Path, db: sqlite3.Connection, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(path, db)
+        self._clock = clock
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str | None = None,
+        *,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> Store:
+        """Open, and create or migrate unless `read_only`; None is `default_path()`.
+
+        `StoreError` for a file that is missing (when reading), damaged, another program's, or
+        written by a newer version; the file is left as it is.
+        """
+        where = default_path() if path is None else Path(path)
+        return cls(where, connect(where, read_only=read_only), clock)
+
+    def close(self) -> None:
+        """Close the file; the store cannot be used afterwards."""
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def begin_run(self, command: str, settings: Mapping[str, Any] | None = None) -> str:
+        """A new run; its id sorts by time and is unique across machines."""
+        now = self._clock()
+        run = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}-{secrets.token_hex(3)}"
+        self._write(
+            "INSERT INTO runs (run, started_unix, command, settings_json) VALUES (?, ?, ?, ?)",
+            [(run, now, command, _json(settings or {}))],
+        )
+        return run
+
+    def finish_run(self, run: str) -> None:
+        """Note the end of a run, whatever came of it; the first end is kept."""
+        self._write(
+            "UPDATE runs SET finished_unix = ? WHERE run = ? AND finished_unix IS NULL",
+            [(self._clock(), run)],
+        )
+
+    def record_nodes(self, run: str, hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+        """All agents of a run at once: the identity of each, in the order given.
+
+        GPUs that a machine had in its run before and no longer has, or the reverse, become
+        findings of this run.
+        """
+        nodes = node_identities(hellos)
+        with self._lock, translated(self.path), transaction(self._db):
+            self._tell_gpu_changes(run, hellos, nodes)
+            for node, hello in zip(nodes, hellos, strict=True):
+                self._put_node(run, node, hello, "")
+        return nodes
+
+    def record_node(
+        self, run: str, hello: Mapping[str, Any], *, node: str | None = None, error: str = ""
+    ) -> str:
+        """One node of a run, for one that gave no full hello or whose `error` is to be shown.
+
+        `hello` needs ``machine_id``, ``host`` or ``address``. Without `node`, a node that says
+        nothing but its address is taken for the one last seen there.
+        """
+        if node is None and not hello.get("machine_id"):
+            node = self.node_at(str(hello.get("address") or ""), str(hello.get("host") or ""))
+        name = node or node_identity(hello)
+        with self._lock, translated(self.path), transaction(self._db):
+            self._put_node(run, name, hello, error)
+        return name
+
+    def record_job(self, run: str, job: Job, *, node: str, device: str | None = None) -> None:
+        """A job, before it is sent; the same job again is its next attempt.
+
+        `device` is what it measures (default: its params' ``device``); "" is the whole node.
+        """
+        where = str(job.params.get("device") or "") if device is None else device
+        params = _json({k: v for k, v in job.params.items() if k != "task"})
+        self._write(
+            "INSERT INTO jobs (job_id, run, node, device, kind, state, attempts, error, "
+            "params_json, changed_unix) VALUES (?, ?, ?, ?, ?, 'queued', ?, '', ?, ?) "
+            "ON CONFLICT (job_id) DO UPDATE SET attempts = max(attempts, excluded.attempts), "
+            "changed_unix = excluded.changed_unix",
+            [(job.job_id, run, node, where, job.kind, job.attempt, params, self._clock())],
+        )
+
+    def set_job_state(
+        self, job_id: str, state: str, *, attempt: int | None = None, error: str = ""
+    ) -> bool:
+        """Note a job's state; False when it is unknown or already final, and nothing changed."""
+        if state not in get_args(State):
+            raise ValueError(f"job {job_id}: no state {state!r}")
+        return bool(
+            self._write(
+                "UPDATE jobs SET state = ?, error = ?, attempts = max(attempts, ?), "
+                f"changed_unix = ? WHERE job_id = ? AND state NOT IN ({_FINAL_SQL})",
+                [(state, error, attempt or 0, self._clock(), job_id)],
+            )
+        )
+
+    def record_outcome(self, data: bytes) -> bool:
+        """Keep one outcome with its readings, in one transaction; True when it was new.
+
+        Raises `MessageError` for bytes that are not a sound outcome: nothing of them is kept. The
+        second time that a (job, attempt) arrives changes nothing. Once this returns, the agent may
+        be told to forget it. An "ok" outcome makes its job done, unless it was final before. An
+        outcome whose job this store never sent is kept without a run.
+        """
+        answer = self.record_outcomes([data])[0]
+        if isinstance(answer, MessageError):
+            raise answer
+        return answer
+
+    def record_outcomes(self, items: Sequence[bytes]) -> list[bool | MessageError]:
+        """Many outcomes in one transaction: for each, what `record_outcome` returns or raises."""
+        read: list[Parts | MessageError] = [_read_or_error(data) for data in items]
+        answers: list[bool | MessageError] = []
+        with self._lock, translated(self.path), transaction(self._db):
+            for data, parts in zip(items, read, strict=True):
+                answers.append(
+                    parts if isinstance(parts, MessageError) else self._put_outcome(data, parts)
+                )
+        return answers
+
+    def record_plan(self, run: str, node: str, device: str, plan: Plan) -> None:
+        """The plan of one device in one run; it goes before the plans found in outcomes."""
+        self._write(
+            "INSERT INTO plans (run, node, device, plan_json) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET plan_json = excluded.plan_json",
+            [(run, node, device, plan.to_json(indent=None))],
+        )
+
+    def record_findings(self, run: str, node: str, device: str, found: Iterable[Finding]) -> None:
+        """Findings of one device in one run; one with the same code and metric is replaced."""
+        with self._lock, translated(self.path), transaction(self._db):
+            self._put_findings(run, node, device, found)
+
+    def _write(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        with self._lock, translated(self.path), transaction(self._db):
+            return self._db.executemany(sql, rows).rowcount
+
+    def _put_node(self, run: str, node: str, hello: Mapping[str, Any], error: str) -> None:
+        host, address = str(hello.get("host") or ""), str(hello.get("address") or "")
+        now = self._clock()
+        self._db.execute(
+            "INSERT INTO nodes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE SET "
+            "host = CASE excluded.host WHEN '' THEN host ELSE excluded.host END, "
+            "address = CASE excluded.address WHEN '' THEN address ELSE excluded.address END, "
+            "last_seen_unix = max(last_seen_unix, excluded.last_seen_unix)",
+            (node, machine_key(hello), _json(gpu_uuids(hello)), host, address, now, now),
+        )
+        self._db.execute(
+            "INSERT INTO run_nodes SELECT ?, ?, count(*), ?, ? FROM run_nodes WHERE run = ? "
+            "ON CONFLICT (run, node) DO UPDATE SET error = excluded.error",
+            (run, node, _json(hello), error, run),
+        )
+
+    def _put_outcome(self, data: bytes, parts: Parts) -> bool:
+        outcome, now = parts.outcome, self._clock()
+        job_id, attempt = outcome.job_id, outcome.attempt
+        db = self._db
+        job = db.execute("SELECT run, node, device FROM jobs WHERE job_id = ?", (job_id,))
+        known = job.fetchone()
+        if known is None:
+            device = outcome.result.get("device")
+            known = (None, outcome.node, device if isinstance(device, str) else "")
+            db.execute(
+                "INSERT INTO jobs VALUES (?, NULL, ?, ?, ?, 'queued', ?, ?, '{}', ?)",
+                (job_id, known[1], known[2], outcome.kind, attempt, outcome.error, now),
+            )
+        run, node, device = known
+        new = db.execute(
+            "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (job_id, attempt, node, outcome.status, outcome.simulated, now, data),
+        ).rowcount
+        if not new:
+            return False
+        where = (node, now, job_id, attempt, run, device, parts.gpu_uuid)
+        db.executemany(
+            "INSERT INTO metrics (node, received_unix, job_id, attempt, run, device, gpu_uuid, "
+            "metric, value, text, unmeasured, unit, spread, samples, suspect, source) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*where, *row) for row in parts.metric_rows()],
+        )
+        if run is not None:
+            self._put_findings(run, node, device, parts.findings)
+        db.execute(
+            "UPDATE jobs SET attempts = max(attempts, ?), changed_unix = ?, "
+            "error = CASE WHEN ? THEN '' ELSE error END, "
+            "state = CASE WHEN ? THEN 'done' ELSE state END "
+            f"WHERE job_id = ? AND state NOT IN ({_FINAL_SQL})",
+            (attempt, now, outcome.ok, outcome.ok, job_id),
+        )
+        return True
+
+    def _put_findings(self, run: str, node: str, device: str, found: Iterable[Finding]) -> None:
+        for f in found:
+            self._db.execute(
+                "INSERT OR REPLACE INTO findings (run, node, device, code, metric, severity, "
+                "state, confidence, sentence, evidence_json) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(run, node, device, f.code, f.metric, f.severity),
+                    *(f.state, f.confidence, f.sentence, _json(f.evidence)),
+                ),
+            )
+
+    def _tell_gpu_changes(
+        self, run: str, hellos: Sequence[Mapping[str, Any]], nodes: Sequence[str]
+    ) -> None:
+        """Compare each machine's GPUs with those of the last run before this one that saw it."""
+        for machine in dict.fromkeys(machine_key(hello) for hello in hellos):
+            before = self._db.execute(
+                "SELECT gpu_uuids_json FROM nodes JOIN run_nodes USING (node) "
+                "WHERE machine = ? AND run = (SELECT run FROM runs JOIN run_nodes USING (run) "
+                "JOIN nodes USING (node) WHERE machine = ? AND run <> ? AND run_nodes.error = '' "
+                "ORDER BY started_unix DESC, seq DESC LIMIT 1)",
+                (machine, machine, run),
+            ).fetchall()
+            if not before:
+                continue
+            mine = [i for i, hello in enumerate(hellos) if machine_key(hello) == machine]
+            had = {uuid for (text,) in before for uuid in json.loads(text)}
+            has = {uuid for i in mine for uuid in gpu_uuids(hellos[i])}
+            found = gpu_changes(had, has)
+            if found:
+                self._put_node(run, nodes[mine[0]], hellos[mine[0]], "")
+                self._put_findings(run, nodes[mine[0]], "", found)
+
+
+def _read_or_error(data: bytes) -> Parts | MessageError:
+    try:
+        return read_outcome(data)
+    except MessageError as error:
+        return error
+
+
+def _json(record: Any) -> str:
+    return json.dumps(record, ensure_ascii=True, default=str)

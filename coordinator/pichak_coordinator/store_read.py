@@ -1,0 +1,228 @@
+"""What the store answers: runs, rows, histories. Reading never changes anything."""
+
+# ruff: noqa: S608  - the SQL is put together from constants of this file; values are bound.
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pichak_coordinator.assemble import rows_of_node, same_device, told_apart
+from pichak_coordinator.database import translated
+from pichak_coordinator.ingest import Parts, read_outcome
+from pichak_coordinator.records import Finding, JobRecord, Point, Row, Run, SeenNode
+from pichak_core.plan import Plan
+
+_RUN = "run, started_unix, finished_unix, command, settings_json"
+_JOB = "job_id, run, node, device, kind, state, attempts, error"
+_POINT = (
+    "run, device, metric, received_unix, value, text, unit, spread, samples, suspect, "
+    "coalesce(unmeasured, ''), source"
+)
+_FINDING = "code, severity, sentence, evidence_json, state, confidence, metric"
+#: How many of a metric's latest readings a node is judged by.
+HISTORY_VALUES = 50
+#: How two runs are ordered: by when they began, and by when they were stored where that is equal.
+_BEFORE = "(started_unix, seq) < (SELECT started_unix, seq FROM runs WHERE run = ?)"
+
+
+class Reader:
+    """The reading half of `Store`."""
+
+    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
+        self.path = path
+        self._db = db
+        self._lock = threading.RLock()
+
+    def runs(self, limit: int | None = None) -> list[Run]:
+        """The newest first."""
+        found = self._all(
+            f"SELECT {_RUN} FROM runs ORDER BY started_unix DESC, seq DESC LIMIT ?",
+            -1 if limit is None else limit,
+        )
+        return [_run(record) for record in found]
+
+    def run(self, run: str) -> Run | None:
+        """One run by its id."""
+        found = self._all(f"SELECT {_RUN} FROM runs WHERE run = ?", run)
+        return _run(found[0]) if found else None
+
+    def latest_run(self) -> Run | None:
+        """The run that began last, finished or not."""
+        return next(iter(self.runs(1)), None)
+
+    def previous_run(self, run: str, node: str | None = None) -> Run | None:
+        """The run before `run`; with `node`, the last one before it that measured that node."""
+        measured = (
+            "AND EXISTS (SELECT 1 FROM jobs JOIN outcomes USING (job_id) "
+            "WHERE jobs.run = runs.run AND jobs.node = ?)"
+        )
+        found = self._all(
+            f"SELECT {_RUN} FROM runs WHERE {_BEFORE} {measured if node else ''} "
+            "ORDER BY started_unix DESC, seq DESC LIMIT 1",
+            run,
+            *([node] if node else []),
+        )
+        return _run(found[0]) if found else None
+
+    def jobs(self, run: str) -> list[JobRecord]:
+        """Every job of a run, by job id."""
+        found = self._all(f"SELECT {_JOB} FROM jobs WHERE run = ? ORDER BY job_id", run)
+        return [JobRecord(*record) for record in found]
+
+    def nodes_of(self, run: str) -> list[str]:
+        """The identities of a run's nodes, in the order in which they were recorded."""
+        found = self._all("SELECT node FROM run_nodes WHERE run = ? ORDER BY position, node", run)
+        return [record[0] for record in found]
+
+    def nodes(self) -> list[SeenNode]:
+        """Every node of any run, the one last seen first."""
+        found = self._all(
+            "SELECT node, host, address, gpu_uuids_json, first_seen_unix, last_seen_unix "
+            "FROM nodes ORDER BY last_seen_unix DESC, node"
+        )
+        return [
+            SeenNode(node, host, address, tuple(json.loads(uuids)), first, last)
+            for node, host, address, uuids, first, last in found
+        ]
+
+    def node_at(self, address: str, host: str = "") -> str | None:
+        """The node last seen at an address (and host, where given); for one that says nothing."""
+        found = self._all(
+            "SELECT node FROM nodes WHERE address = ? AND (? = '' OR host = ?) "
+            "ORDER BY last_seen_unix DESC, node LIMIT 1",
+            address,
+            host,
+            host,
+        )
+        return found[0][0] if found else None
+
+    def outcome_bytes(self, job_id: str, attempt: int) -> bytes | None:
+        """The bytes as the node produced them; None when there is no such outcome."""
+        found = self._all(
+            "SELECT data FROM outcomes WHERE job_id = ? AND attempt = ?", job_id, attempt
+        )
+        return bytes(found[0][0]) if found else None
+
+    def history(self, node: str, metric: str, *, device: str | None = None) -> list[Point]:
+        """Every reading of one metric of one node, the oldest first."""
+        found = self._all(
+            f"SELECT {_POINT} FROM metrics WHERE node = ? AND metric = ? "
+            "AND (? IS NULL OR device = ?) ORDER BY received_unix, job_id, attempt",
+            node,
+            metric,
+            device,
+            device,
+        )
+        return [Point(*record) for record in found]
+
+    def metric_names(self, node: str) -> list[str]:
+        """Every metric that was ever read, or tried, on a node."""
+        return [r[0] for r in self._all("SELECT DISTINCT metric FROM metrics WHERE node = ?", node)]
+
+    def earlier_values(
+        self, run: str, rows: Iterable[Row] | None = None
+    ) -> dict[tuple[str, str, str], list[float]]:
+        """(node, device, metric) -> numbers of runs before `run` that may judge, oldest first.
+
+        For the devices of `rows` (default: the run's); a GPU is recognised by its UUID, whatever
+        its number was then. What was suspect or not measured is left out, and so is what is older
+        than `HISTORY_VALUES` readings.
+        """
+        earlier = {r[0] for r in self._all(f"SELECT run FROM runs WHERE {_BEFORE}", run)}
+        devices: dict[str, list[Row]] = {}
+        for row in self.rows_of(run) if rows is None else rows:
+            devices.setdefault(row.node.node, []).append(row)
+        values: dict[tuple[str, str, str], list[float]] = {}
+        for node, mine in devices.items():
+            found = self._all(
+                "SELECT run, device, gpu_uuid, metric, value FROM metrics WHERE node = ? "
+                "AND value IS NOT NULL AND suspect = '' ORDER BY received_unix",
+                node,
+            )
+            for then, device, uuid, metric, value in found:
+                for row in mine if then in earlier else ():
+                    if same_device(row, device, uuid):
+                        values.setdefault((*row.key, metric), []).append(value)
+        return {key: some[-HISTORY_VALUES:] for key, some in values.items()}
+
+    def findings(self, run: str) -> dict[tuple[str, str], list[Finding]]:
+        """(node, device) -> findings; those of a whole node are under device ""."""
+        found = self._all(f"SELECT node, device, {_FINDING} FROM findings WHERE run = ?", run)
+        made: dict[tuple[str, str], list[Finding]] = {}
+        for node, device, *record in found:
+            record[3] = json.loads(record[3])
+            made.setdefault((node, device), []).append(Finding(*record))
+        return {key: sorted(some, key=lambda f: f.order) for key, some in made.items()}
+
+    def rows_of(self, run: str, nodes: Iterable[str] | None = None) -> list[Row]:
+        """One row a device, in the order in which nodes were recorded; nodes that failed too.
+
+        `nodes` limits the answer to some of them.
+        """
+        with self._lock:
+            wanted = None if nodes is None else set(nodes)
+            hellos = self._all(
+                "SELECT r.node, r.hello_json, r.error, n.host, n.address FROM run_nodes r "
+                "JOIN nodes n USING (node) WHERE r.run = ? ORDER BY r.position, r.node",
+                run,
+            )
+            jobs: dict[str, list[JobRecord]] = {}
+            for job in self.jobs(run):
+                jobs.setdefault(job.node, []).append(job)
+            parts = self._best_outcomes(run, wanted)
+            plans = self._plans(run)
+            findings = self.findings(run)
+        rows: list[Row] = []
+        for node, hello_json, error, host, address in hellos:
+            if wanted is None or node in wanted:
+                hello = {"host": host, "address": address, **json.loads(hello_json)}
+                rows += rows_of_node(node, hello, error, jobs.get(node, []), parts, plans, findings)
+        return told_apart(rows)
+
+    def previous_rows(self, run: str) -> dict[tuple[str, str], Row]:
+        """(node, device) as in `run` -> the row of the last run before it that measured the node.
+
+        A GPU is recognised by its UUID, whatever its number was then.
+        """
+        by_run: dict[str, list[str]] = {}
+        for node in self.nodes_of(run):
+            earlier = self.previous_run(run, node)
+            if earlier is not None:
+                by_run.setdefault(earlier.run, []).append(node)
+        old = [row for then, some in by_run.items() for row in self.rows_of(then, some)]
+        now = self.rows_of(run, [row.node.node for row in old])
+        return {
+            row.key: before
+            for row in now
+            for before in old
+            if before.node.node == row.node.node
+            and same_device(row, before.node.device, before.node.gpu_uuid)
+        }
+
+    def _best_outcomes(self, run: str, wanted: set[str] | None) -> dict[str, Parts]:
+        """job id -> the outcome that counts: the latest that is ok, else the latest of all."""
+        found = self._all(
+            "SELECT job_id, jobs.node, data FROM jobs JOIN outcomes USING (job_id) "
+            "WHERE run = ? ORDER BY status = 'ok', attempt",
+            run,
+        )
+        best = {job_id: data for job_id, node, data in found if wanted is None or node in wanted}
+        return {job_id: read_outcome(bytes(data)) for job_id, data in best.items()}
+
+    def _plans(self, run: str) -> dict[tuple[str, str], Plan]:
+        found = self._all("SELECT node, device, plan_json FROM plans WHERE run = ?", run)
+        return {(node, device): Plan.from_json(text) for node, device, text in found}
+
+    def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock, translated(self.path):
+            return self._db.execute(sql, values).fetchall()
+
+
+def _run(record: Sequence[Any]) -> Run:
+    run, started, finished, command, settings = record
+    return Run(run, started, finished, command, json.loads(settings))
