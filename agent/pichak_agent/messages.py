@@ -1,13 +1,18 @@
 """What travels between coordinator, agent and child: versioned, msgpack, strict.
 
 Everything that arrives is checked field by field with limits on its size; nothing of it is
-unpickled or evaluated. The bytes that a child writes are the bytes that the store keeps.
+unpickled or evaluated. What `encode` accepts `decode` accepts too, so that nothing is refused only
+after it was measured. An outcome's bytes are made once, by the runner, and never made again: the
+spool, Ray and the store carry the same ones.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgpack
@@ -15,11 +20,13 @@ import msgpack
 #: Rises when a field changes its meaning. Two sides of different schema refuse each other.
 SCHEMA = 1
 MAX_BYTES = 16 * 1024 * 1024
-_MAX_TEXT = 64 * 1024
+#: Characters of one text field.
+MAX_TEXT = 64 * 1024
 _MAX_ITEMS = 200_000
 _MAX_DEPTH = 24
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
-#: What a job can be; `child.py` holds one function for each.
+#: What a job can be; `child_jobs.py` holds one function for each.
 KINDS = ("fingerprint", "task", "ramp")
 
 STATUSES = ("ok", "error", "timeout", "killed", "cancelled", "busy", "refused")
@@ -37,6 +44,10 @@ class Job:
     `params` is what its kind takes. `deadline_seconds` counts from the start of the child;
     `memory_cap_bytes` of 0 means no cap. `lock` is what it measures ("cpu", a GPU's UUID): two jobs
     with the same lock never run at once on a machine; "" takes none.
+
+    Two forms of `params` are the agent's: ``"visible_devices"`` (text or None) becomes or removes
+    the child's CUDA_VISIBLE_DEVICES, and a value ``{"file": {"sha256", "name", "path"}}`` becomes
+    the path of a file with that content on the node.
     """
 
     job_id: str
@@ -49,11 +60,14 @@ class Job:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        _check_name("job_id", self.job_id)
-        if not 1 <= self.attempt <= 1000:
-            raise MessageError(f"attempt: {self.attempt} is not within 1..1000")
+        check_name("job_id", self.job_id)
+        _check_attempt(self.attempt)
         if not 0 < self.deadline_seconds <= 7 * 86400:
             raise MessageError(f"deadline_seconds: {self.deadline_seconds} is not within a week")
+        if self.memory_cap_bytes < 0:
+            raise MessageError(f"memory_cap_bytes: {self.memory_cap_bytes} is negative")
+        if self.lock:
+            check_name("lock", self.lock)
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,8 @@ class Outcome:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        _check_name("job_id", self.job_id)
+        check_name("job_id", self.job_id)
+        _check_attempt(self.attempt)
         if self.status not in STATUSES:
             raise MessageError(f"status: {self.status!r} is none of {', '.join(STATUSES)}")
 
@@ -94,9 +109,13 @@ Message = TypeVar("Message", Job, Outcome)
 
 
 def encode(message: Job | Outcome) -> bytes:
-    """msgpack bytes; `MessageError` when it is larger than `MAX_BYTES` or holds a strange type."""
+    """msgpack bytes; `MessageError` when it is too large or holds what `decode` would refuse.
+
+    Lone surrogates in a text become "?".
+    """
     record = {f.name: getattr(message, f.name) for f in fields(message)}
-    record = {k: dict(v) if isinstance(v, Mapping) else v for k, v in record.items()}
+    record = {k: _plain(k, v, 0) if isinstance(v, Mapping) else v for k, v in record.items()}
+    _check_fields(record, type(message))
     record["message"] = type(message).__name__
     try:
         packed: bytes = msgpack.packb(record, use_bin_type=True, unicode_errors="replace")
@@ -109,6 +128,36 @@ def encode(message: Job | Outcome) -> bytes:
 
 def decode(data: bytes, kind: type[Message]) -> Message:
     """The message in `data`, checked; `MessageError` says which field is wrong."""
+    record = unpack_map(data)
+    if record.pop("message", None) != kind.__name__:
+        raise MessageError(f"not a {kind.__name__}")
+    if record.get("schema") != SCHEMA:
+        raise MessageError(
+            f"schema {str(record.get('schema'))[:40]} where this side speaks {SCHEMA}: "
+            "install the same pichak-fleet version on every machine"
+        )
+    _check_fields(record, kind)
+    try:
+        return kind(**record)
+    except TypeError as error:
+        raise MessageError(f"not a {kind.__name__}: {error}") from error
+
+
+def pack_map(record: Mapping[str, Any]) -> bytes:
+    """msgpack bytes of a plain object (text keys, JSON's types); `MessageError` otherwise."""
+    try:
+        packed: bytes = msgpack.packb(
+            _plain("object", record, 0), use_bin_type=True, unicode_errors="replace"
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MessageError(f"cannot be sent: {error}") from error
+    if len(packed) > MAX_BYTES:
+        raise MessageError(f"{len(packed):,} bytes are more than the limit of {MAX_BYTES:,}")
+    return packed
+
+
+def unpack_map(data: bytes) -> dict[str, Any]:
+    """The plain object in `data`; `MessageError` when it is not one or too large."""
     if len(data) > MAX_BYTES:
         raise MessageError(f"{len(data):,} bytes are more than the limit of {MAX_BYTES:,}")
     try:
@@ -117,62 +166,103 @@ def decode(data: bytes, kind: type[Message]) -> Message:
             raw=False,
             strict_map_key=True,
             max_str_len=MAX_BYTES,
-            max_bin_len=MAX_BYTES,
+            max_bin_len=0,
             max_array_len=_MAX_ITEMS,
             max_map_len=_MAX_ITEMS,
             max_ext_len=0,
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise MessageError(f"not msgpack: {error or type(error).__name__}") from error
-    if not isinstance(record, dict) or record.pop("message", None) != kind.__name__:
-        raise MessageError(f"not a {kind.__name__}")
-    if record.get("schema") != SCHEMA:
+    if not isinstance(record, dict):
+        raise MessageError(f"not an object but {type(record).__name__}")
+    return _plain("object", record, 0, tuples=False)  # type: ignore[no-any-return]
+
+
+def file_param(path: Path) -> dict[str, Any]:
+    """The job parameter that stands for a local file; `OSError` when it cannot be read."""
+    return {
+        "file": {
+            "sha256": file_sha256(path),
+            "name": path.name,
+            "path": str(path.resolve()),
+        }
+    }
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal; `OSError` when it cannot be read."""
+    made = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(1 << 20):
+            made.update(chunk)
+    return made.hexdigest()
+
+
+def clip_text(text: str, limit: int = MAX_TEXT, *, keep: str = "start") -> str:
+    """`text` cut to `limit` characters so that it can be sent, its cut end marked."""
+    if len(text) <= limit:
+        return text
+    mark = f"[… {len(text) - limit:,} characters cut …]"
+    room = max(0, limit - len(mark))
+    return text[:room] + mark if keep == "start" else mark + text[len(text) - room :]
+
+
+def check_name(name: str, value: str) -> None:
+    """`MessageError` unless `value` may be part of a file's name on any system."""
+    known = _NAME_CHARACTERS.issuperset(value) and value.strip(".")
+    if not known or len(value) > 128:
         raise MessageError(
-            f"schema {record.get('schema')!r} where this side speaks {SCHEMA}: "
-            "install the same pichak-fleet version on every machine"
+            f"{name}: {value[:40]!r} is not a name of 1..128 ASCII letters, digits, '-', '_', '.'"
         )
-    known = {f.name: f for f in fields(kind)}
-    unknown = [name for name in record if name not in known]
-    if unknown:
-        raise MessageError(f"unknown field {unknown[0]!r}")
+
+
+_DECLARED: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+}
+
+
+def _check_fields(record: Mapping[str, Any], kind: type[Job] | type[Outcome]) -> None:
+    known = {f.name: str(f.type) for f in fields(kind)}
     for name, value in record.items():
-        _check_type(name, value, str(known[name].type))
-    try:
-        return kind(**record)
-    except TypeError as error:
-        raise MessageError(f"not a {kind.__name__}: {error}") from error
-
-
-def _check_type(name: str, value: Any, declared: str) -> None:
-    wanted: tuple[type, ...] = {
-        "str": (str,),
-        "int": (int,),
-        "float": (int, float),
-        "bool": (bool,),
-    }.get(declared, (dict,))
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise MessageError(f"{name}: {type(value).__name__} where {declared} was expected")
-    if isinstance(value, str) and len(value) > _MAX_TEXT:
-        raise MessageError(f"{name}: {len(value):,} characters are more than {_MAX_TEXT:,}")
-    if isinstance(value, dict):
-        _check_depth(name, value, 0)
-        if declared == "Mapping[str, str]" and not all(isinstance(v, str) for v in value.values()):
+        if name not in known:
+            raise MessageError(f"unknown field {name[:40]!r}")
+        declared = known[name]
+        wanted = _DECLARED.get(declared, (dict,))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            raise MessageError(f"{name}: {type(value).__name__} where {declared} was expected")
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            raise MessageError(f"{name}: {len(value):,} characters are more than {MAX_TEXT:,}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise MessageError(f"{name}: {value!r} is not a number")
+        texts = value.values() if isinstance(value, dict) and declared.endswith("str]") else ()
+        if not all(isinstance(text, str) for text in texts):
             raise MessageError(f"{name}: its values are not all text")
 
 
-def _check_depth(name: str, value: Any, depth: int) -> None:
+def _plain(name: str, value: Any, depth: int, *, tuples: bool = True) -> Any:
+    """`value` as JSON's own types, or `MessageError` naming `name`."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if depth > _MAX_DEPTH:
         raise MessageError(f"{name}: nested deeper than {_MAX_DEPTH}")
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
+        made: dict[str, Any] = {}
         for key, item in value.items():
             if not isinstance(key, str):
                 raise MessageError(f"{name}: a key is {type(key).__name__}, not text")
-            _check_depth(name, item, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            _check_depth(name, item, depth + 1)
+            made[key] = _plain(name, item, depth + 1, tuples=tuples)
+        return made
+    # msgpack's ExtType is a tuple, so tuples are taken on the way out only.
+    if isinstance(value, list) or (tuples and isinstance(value, tuple)):
+        if len(value) > _MAX_ITEMS:
+            raise MessageError(f"{name}: a list of {len(value):,} is longer than {_MAX_ITEMS:,}")
+        return [_plain(name, item, depth + 1, tuples=tuples) for item in value]
+    raise MessageError(f"{name}: {type(value).__name__} cannot be sent; use plain values")
 
 
-def _check_name(name: str, value: str) -> None:
-    if not 1 <= len(value) <= 128 or not all(c.isalnum() or c in "-_." for c in value):
-        raise MessageError(f"{name}: {value[:40]!r} is not 1..128 letters, digits, '-', '_' or '.'")
+def _check_attempt(attempt: int) -> None:
+    if not 1 <= attempt <= 1000:
+        raise MessageError(f"attempt: {attempt} is not within 1..1000")

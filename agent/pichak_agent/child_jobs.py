@@ -1,0 +1,85 @@
+"""What a job can be: one function for each kind, run in the job's own process.
+
+Each takes the job's `params`, `progress` (a line about what is being done) and `partial` (what the
+result would be if it ended now), and returns the result as plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from pichak_agent.messages import KINDS
+from pichak_core.measure import Context, probes, run_probes
+from pichak_core.measurement import Fingerprint
+
+Progress = Callable[[str], None]
+Partial = Callable[[dict[str, Any]], None]
+
+
+class RefusedError(ValueError):
+    """The job is not one that can be done: what is wrong with it, in a sentence."""
+
+
+class JobFunction(Protocol):
+    """The form of each kind's function."""
+
+    def __call__(
+        self, params: Mapping[str, Any], *, progress: Progress, partial: Partial
+    ) -> dict[str, Any]: ...
+
+
+_FINGERPRINT_PARAMS = {"device", "depth", "directory", "paths", "only", "seed", "visible_devices"}
+
+
+def fingerprint(
+    params: Mapping[str, Any], *, progress: Progress, partial: Partial
+) -> dict[str, Any]:
+    """``{"fingerprint": ...}`` of this machine and of `device` (``cpu``, ``cuda:0``).
+
+    `depth` is ``quick`` or ``full``; `directory` is where a disk measurement may write (the job's
+    own folder without it), `paths` are files to read instead; `only` names measurements.
+    """
+    unknown = sorted(set(params) - _FINGERPRINT_PARAMS)
+    if unknown:
+        raise RefusedError(f"a fingerprint takes no parameter {unknown[0][:40]!r}")
+    depth = params.get("depth", "quick")
+    if depth not in ("quick", "full"):
+        raise RefusedError(f"depth is {depth!r}, not 'quick' or 'full'")
+    known = list(probes())
+    only = params.get("only")
+    wanted = known if only is None else [str(name) for name in only]
+    strange = [name for name in wanted if name not in known]
+    if strange:
+        raise RefusedError(f"no measurement {strange[0][:40]!r}; there are {', '.join(known)}")
+    context = Context(
+        device=str(params.get("device", "cpu")),
+        depth=depth,
+        directory=Path(params.get("directory") or Path.cwd()),
+        paths=tuple(Path(path) for path in params.get("paths") or ()),
+        seed=int(params.get("seed", 0)),
+    )
+
+    def so_far(readings: Fingerprint) -> None:
+        partial({"fingerprint": readings.to_dict()})
+
+    found = run_probes(context, only=wanted, on_progress=progress, on_readings=so_far)
+    return {"fingerprint": found.to_dict()}
+
+
+def task(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> dict[str, Any]:
+    """What belongs to the training task and is the same on every node."""
+    from pichak_core.tune.jobs import task_job
+
+    return task_job(params, progress=progress, partial=partial)
+
+
+def ramp(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> dict[str, Any]:
+    """What this machine can do of the training task: the micro-batch ramp by real steps."""
+    from pichak_core.tune.jobs import ramp_job
+
+    return ramp_job(params, progress=progress, partial=partial)
+
+
+JOBS: dict[str, JobFunction] = dict(zip(KINDS, (fingerprint, task, ramp), strict=True))

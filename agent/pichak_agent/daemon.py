@@ -1,0 +1,252 @@
+"""The agent of one node: takes jobs, runs each in a child, and keeps every outcome until it is
+acknowledged. Threads may call it at the same time; how calls arrive is `ray_actor.py`'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pichak_agent import runner
+from pichak_agent.ending import ERROR_TEXT
+from pichak_agent.files import FileError, FileStore
+from pichak_agent.home import open_home, open_some_home
+from pichak_agent.identity import describe_node
+from pichak_agent.locks import FileLock
+from pichak_agent.messages import Job, Outcome, clip_text, decode, encode
+from pichak_agent.spool import Key, SpoolError
+from pichak_agent.versions import own_versions
+
+_LOG = logging.getLogger(__name__)
+
+#: How long a job may wait for what it measures, before its own deadline begins to count.
+LOCK_WAIT_SECONDS = 900.0
+#: Bytes of outcomes that `pending` hands out at once.
+PENDING_BYTES = 64 * 1024**2
+_LOCK_POLL_SECONDS = 0.1
+_CLOSE_SECONDS = 8.0
+_MAX_EARLY_CANCELS = 256
+_MAX_PROBLEMS = 50
+
+
+@dataclass
+class _Running:
+    """One attempt under way; `outcome` is there once `done` is set."""
+
+    cancel: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+    progress: str = ""
+    outcome: bytes = b""
+
+
+class Agent:
+    """Runs jobs on this node. `instance` names its folder below `root` (`home.py`).
+
+    `lock_wait_seconds` bounds the wait for what a job measures. `run_job` has `runner.run`'s form.
+    """
+
+    def __init__(
+        self,
+        instance: str = "agent",
+        *,
+        root: Path | None = None,
+        lock_wait_seconds: float = LOCK_WAIT_SECONDS,
+        run_job: Callable[..., bytes] = runner.run,
+    ) -> None:
+        self._problems: deque[str] = deque(maxlen=_MAX_PROBLEMS)
+        if root is None:
+            self._home, why = open_some_home(instance)
+            if why:
+                self._note(why)
+        else:
+            self._home = open_home(root, instance)
+        self._files = FileStore(self._home.files)
+        self._lock_wait = lock_wait_seconds
+        self._run_job = run_job
+        self._lock = threading.Lock()
+        self._running: dict[Key, _Running] = {}
+        self._unspooled: dict[Key, bytes] = {}
+        self._cancelled_early: dict[str, None] = {}
+        self._closing = False
+
+    def hello(self) -> dict[str, Any]:
+        """Who answers: `describe_node`'s values, `instance`, and `problems`, a sentence each."""
+        return {
+            **describe_node(),
+            "instance": self._home.instance,
+            "problems": [*self._problems, *self._home.spool.messages],
+        }
+
+    def run(self, job_bytes: bytes) -> bytes:
+        """The outcome of the job, as encoded bytes that are in the spool by then.
+
+        The same job and attempt is never run twice: an outcome in the spool is handed out again,
+        and a second call meanwhile waits for the first. `MessageError` when these bytes are no job.
+        """
+        job = decode(job_bytes, Job)
+        key = Key(job.job_id, job.attempt)
+        with self._lock:
+            if self._closing:
+                return _ended(job, "cancelled", "its agent is being stopped")
+            held = self._home.spool.get(*key) or self._unspooled.get(key)
+            if held is not None:
+                return held
+            other = self._running.get(key)
+            if other is None:
+                mine = self._running[key] = _Running()
+                if job.job_id in self._cancelled_early:
+                    mine.cancel.set()
+                self._cancelled_early.pop(job.job_id, None)
+        if other is not None:
+            other.done.wait()
+            return other.outcome
+        try:
+            mine.outcome = self._attempt(job, mine)
+            self._keep(key, mine.outcome)
+        finally:
+            with self._lock:
+                del self._running[key]
+            mine.done.set()
+        return mine.outcome
+
+    def progress(self, job_id: str) -> str:
+        """What the job last said; "" when it does not run here."""
+        with self._lock:
+            said = [r.progress for key, r in self._running.items() if key.job_id == job_id]
+        return said[-1] if said else ""
+
+    def cancel(self, job_id: str) -> bool:
+        """End the job, or what is called so next if the call to run it is still on its way; whether
+        it was running."""
+        with self._lock:
+            found = [r for key, r in self._running.items() if key.job_id == job_id]
+            for running in found:
+                running.cancel.set()
+            if not found:
+                self._cancelled_early[job_id] = None
+                while len(self._cancelled_early) > _MAX_EARLY_CANCELS:
+                    del self._cancelled_early[next(iter(self._cancelled_early))]
+        return bool(found)
+
+    def pending(self) -> list[bytes]:
+        """Outcomes that nobody acknowledged, the oldest first, those of agents that died meanwhile
+        too; at most about `PENDING_BYTES`."""
+        self._home.adopt_siblings()
+        kept = [data for _, data in self._home.spool.pending(limit_bytes=PENDING_BYTES)]
+        with self._lock:
+            return kept + list(self._unspooled.values())
+
+    def acknowledge(self, job_id: str, attempt: int) -> bool:
+        """The coordinator's store has this outcome: forget it. False when it is gone already."""
+        with self._lock:
+            in_memory = self._unspooled.pop(Key(job_id, attempt), None) is not None
+        return self._home.spool.acknowledge(job_id, attempt) or in_memory
+
+    def has_file(self, digest: str, path: str = "") -> bool:
+        """Whether a job can have the file with this SHA-256 here: at `path`, or shipped."""
+        return self._files.has(digest, path)
+
+    def put_file(self, digest: str, offset: int, chunk: bytes, total: int) -> int:
+        """Take a piece of a shipped file; how many bytes of it are here (`FileStore.put`)."""
+        return self._files.put(digest, offset, chunk, total)
+
+    def forget_files(self) -> None:
+        """Remove every shipped file."""
+        self._files.forget()
+
+    def close(self) -> None:
+        """Cancel what runs, wait for its end, and give the folder back."""
+        with self._lock:
+            self._closing = True
+            running = list(self._running.values())
+        for each in running:
+            each.cancel.set()
+        until = time.monotonic() + _CLOSE_SECONDS
+        for each in running:
+            each.done.wait(max(0.0, until - time.monotonic()))
+        self._home.close()
+
+    def _attempt(self, job: Job, running: _Running) -> bytes:
+        try:
+            lock = self._home.measuring_lock(job.lock) if job.lock else None
+            refusal = self._wait_for(lock, job, running) if lock else ""
+        except OSError as error:
+            return _ended(job, "error", f"what it measures cannot be locked: {error}")
+        if refusal:
+            return _ended(job, "cancelled" if running.cancel.is_set() else "busy", refusal)
+        folder = self._home.work / f"files-{job.job_id}.{job.attempt}"
+        try:
+            params = self._files.resolve(job.params, folder)
+            return self._run_job(
+                replace(job, params=params),
+                on_progress=lambda text: setattr(running, "progress", text),
+                cancel=running.cancel,
+                workdir=self._home.work,
+            )
+        except FileError as error:
+            return _ended(job, "refused", str(error))
+        except OSError as error:
+            return _ended(job, "error", f"its files cannot be made ready: {error}")
+        # An attempt has one outcome, also where the agent itself is at fault.
+        except Exception as error:  # noqa: BLE001
+            _LOG.exception("job %s, attempt %d", job.job_id, job.attempt)
+            return _ended(job, "error", f"the agent failed: {type(error).__name__}: {error}")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            if lock:
+                lock.release()
+
+    def _wait_for(self, lock: FileLock, job: Job, running: _Running) -> str:
+        """ "" once the lock is held, or why it is not."""
+        began = time.monotonic()
+        while not lock.try_acquire(f"job {job.job_id}, attempt {job.attempt}, pid {os.getpid()}"):
+            waited = time.monotonic() - began
+            who = lock.holder() or "another job"
+            if waited >= self._lock_wait:
+                return f"{job.lock!r} was not free within {self._lock_wait:g} s; {who} measures it"
+            running.progress = f"waiting for {job.lock!r} ({who}), {waited:.0f} s"
+            if running.cancel.wait(_LOCK_POLL_SECONDS):
+                return "it was cancelled before it started"
+        return ""
+
+    def _keep(self, key: Key, outcome: bytes) -> None:
+        try:
+            self._home.spool.put(outcome)
+        except SpoolError as error:
+            # It still goes back to the caller, and stays in memory until it is acknowledged.
+            self._note(str(error))
+            with self._lock:
+                self._unspooled[key] = outcome
+                while sum(map(len, self._unspooled.values())) > PENDING_BYTES:
+                    lost = next(iter(self._unspooled))
+                    del self._unspooled[lost]
+                    self._note(f"dropped: the outcome of {lost.job_id}, attempt {lost.attempt}")
+
+    def _note(self, problem: str) -> None:
+        _LOG.warning(problem)
+        self._problems.append(problem)
+
+
+def _ended(job: Job, status: str, error: str) -> bytes:
+    """The outcome of a job that had no child."""
+    return encode(
+        Outcome(
+            job.job_id,
+            job.attempt,
+            job.kind,
+            status,
+            error=clip_text(error, ERROR_TEXT),
+            node=socket.gethostname(),
+            started_unix=time.time(),
+            versions=own_versions(),
+        )
+    )

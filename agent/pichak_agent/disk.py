@@ -1,0 +1,38 @@
+"""The system calls behind a file that must survive a kill."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class Disk:
+    """The system calls behind a write, one method each, so that a test can fail any of them."""
+
+    def create(self, path: Path) -> int:
+        """A descriptor of a new, empty file."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Bytes of `data` that were written."""
+        return os.write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        """Until what was written is on the disk."""
+        os.fsync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomic, within one file system."""
+        source.rename(target)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Until the names in `folder` are on the disk."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        """Unlink; nothing when it is gone already."""
+        path.unlink(missing_ok=True)

@@ -1,0 +1,125 @@
+"""Where an agent keeps things on its node, and that no two agents share them.
+
+``ROOT/agent/INSTANCE/`` holds one agent's lock, spool, shipped files and job folders;
+``ROOT/locks/BOOT/`` the locks of what is measured, for all agents of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from pichak_agent.locks import FileLock
+from pichak_agent.messages import check_name
+from pichak_agent.spool import Spool
+from pichak_core.devices.processes import boot_id
+
+_LOCK = "lock"
+_SPOOL = "spool"
+_MAX_INSTANCES = 32
+
+
+class InstanceTakenError(RuntimeError):
+    """Another living agent has this folder."""
+
+
+def default_root() -> Path:
+    """$PICHAK_HOME, or ``~/.local/state/pichak``."""
+    given = os.environ.get("PICHAK_HOME")
+    return Path(given) if given else Path("~/.local/state/pichak").expanduser()
+
+
+class Home:
+    """One agent's claim on its folder, from `open_home` until `close`."""
+
+    def __init__(self, root: Path, instance: str, lock: FileLock) -> None:
+        self.root = root
+        self.instance = instance
+        self.folder = root / "agent" / instance
+        self._lock = lock
+        # Job folders of an agent that was killed here before; shipped files can be shipped again.
+        for left in (self.work, self.files):
+            shutil.rmtree(left, ignore_errors=True)
+            left.mkdir(parents=True, exist_ok=True)
+        self.spool = Spool(self.folder / _SPOOL)
+        self.adopt_siblings()
+
+    @property
+    def work(self) -> Path:
+        """Where job folders are made."""
+        return self.folder / "work"
+
+    @property
+    def files(self) -> Path:
+        """Where shipped files are kept."""
+        return self.folder / "files"
+
+    def measuring_lock(self, name: str) -> FileLock:
+        """The machine's lock for what `name` says is measured. A home on a network drive is shared
+        by machines, so the folder is named after this machine's boot."""
+        check_name("lock", name)
+        return FileLock(self.root / "locks" / (boot_id() or "machine") / f"{name}.lock")
+
+    def close(self) -> None:
+        """Give the folder back; what is in the spool stays for the next agent."""
+        if not self._lock.held:
+            return
+        for left in (self.work, self.files):
+            shutil.rmtree(left, ignore_errors=True)
+        self._lock.release()
+
+    def adopt_siblings(self) -> None:
+        """Take over the outcomes of agents beside this one that have died."""
+        for sibling in sorted((self.root / "agent").iterdir()):
+            if sibling == self.folder or not sibling.is_dir():
+                continue
+            lock = FileLock(sibling / _LOCK)
+            try:
+                if not lock.try_acquire("being adopted"):
+                    continue
+                self.spool.adopt(sibling / _SPOOL)
+                shutil.rmtree(sibling)
+            except OSError as error:
+                self.spool.messages.append(f"{sibling} could not be taken over: {error}")
+            finally:
+                lock.release()
+
+
+def open_home(root: Path, instance: str, *, exactly: bool = False) -> Home:
+    """Claim ``root/agent/instance``, or with a number behind it while others have it.
+
+    `InstanceTakenError` when it is taken and has to be `exactly` this one; `OSError` when `root`
+    cannot be written. Outcomes that dead agents left beside it are taken over.
+    """
+    check_name("instance", instance)
+    for number in range(1, _MAX_INSTANCES + 1):
+        name = instance if number == 1 else f"{instance}.{number}"
+        lock = FileLock(root / "agent" / name / _LOCK)
+        if lock.try_acquire(f"pid {os.getpid()}"):
+            try:
+                return Home(root, name, lock)
+            except BaseException:
+                lock.release()
+                raise
+        if exactly:
+            raise InstanceTakenError(
+                f"{lock.path.parent} belongs to another agent ({lock.holder() or 'unknown'})"
+            )
+    raise InstanceTakenError(f"{_MAX_INSTANCES} agents run in {root} already")
+
+
+def open_some_home(instance: str) -> tuple[Home, str]:
+    """A home in `default_root`, or in the temporary folder where that cannot be written; and why.
+
+    The second outlives this agent, not the machine's next start.
+    """
+    try:
+        return open_home(default_root(), instance), ""
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, InstanceTakenError):
+            raise
+        root = Path(tempfile.gettempdir()) / f"pichak-{os.getuid()}"
+        home = open_home(root, instance)
+        return home, f"outcomes are kept in {root}, because the usual place failed: {error}"

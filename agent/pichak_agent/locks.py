@@ -1,0 +1,78 @@
+"""A lock that one process on the machine holds at a time; it ends with its holder, however that
+dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+
+class FileLock:
+    """``flock`` on a file. Two objects exclude each other inside one process too.
+
+    A held lock's file says in words who holds it. A folder that holds lock files may be removed by
+    a holder: whoever then locks the vanished file notices and makes a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def try_acquire(self, note: str = "") -> bool:
+        """Take the lock now or not at all; `OSError` when its file cannot be made."""
+        if self._fd is not None:
+            return False
+        while True:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                mine = os.path.samestat(os.fstat(fd), self.path.stat())
+            except BlockingIOError:
+                os.close(fd)
+                return False
+            except FileNotFoundError:
+                mine = False
+            except OSError:
+                os.close(fd)
+                raise
+            if mine:
+                break
+            os.close(fd)
+        self._fd = fd
+        self._write_note(note)
+        return True
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds it."""
+        return self._fd is not None
+
+    def holder(self) -> str:
+        """What the holder wrote about itself; "" when that cannot be read."""
+        try:
+            return self.path.read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def release(self) -> None:
+        """Give it back; nothing when it is not held."""
+        if self._fd is None:
+            return
+        # A process that is just being forked may hold a copy of the descriptor.
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        os.close(self._fd)
+        self._fd = None
+
+    def _write_note(self, note: str) -> None:
+        assert self._fd is not None  # noqa: S101
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, note.encode("utf-8", "replace"), 0)
+        except OSError:
+            # A full disk takes the words, not the lock.
+            return

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from pichak_agent.home import InstanceTakenError, open_home, open_some_home
+from pichak_agent.locks import FileLock
+from pichak_agent.messages import MessageError, Outcome, encode
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from pichak_agent.home import open_home
+from pichak_agent.messages import Outcome, encode
+home = open_home(Path(sys.argv[1]), "node")
+home.spool.put(encode(Outcome("theirs", 1, "ramp", "ok")))
+(home.work / "left-over").mkdir()
+print(home.instance, flush=True)
+time.sleep(300)
+"""
+
+
+def other_agent(root: Path) -> tuple[subprocess.Popen[str], str]:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLDER), str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.stdout
+    return agent, agent.stdout.readline().strip()
+
+
+def end(agent: subprocess.Popen[str]) -> None:
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    if agent.stdout:
+        agent.stdout.close()
+
+
+def test_two_agents_do_not_share_a_folder_and_the_dead_one_is_taken_over(tmp_path: Path) -> None:
+    agent, theirs = other_agent(tmp_path)
+    try:
+        assert theirs == "node"
+        with pytest.raises(InstanceTakenError, match=f"belongs to another agent .pid {agent.pid}"):
+            open_home(tmp_path, "node", exactly=True)
+        second = open_home(tmp_path, "node")
+        assert second.instance == "node.2"
+        # Its owner lives: nothing of it is touched.
+        assert second.spool.pending() == []
+        second.close()
+    finally:
+        end(agent)
+    third = open_home(tmp_path, "other")
+    assert [key.job_id for key, _ in third.spool.pending()] == ["theirs"]
+    assert sorted(p.name for p in (tmp_path / "agent").iterdir()) == ["other"]
+    third.close()
+
+
+def test_the_same_agent_again_finds_its_own(tmp_path: Path) -> None:
+    agent, _ = other_agent(tmp_path)
+    end(agent)
+    home = open_home(tmp_path, "node", exactly=True)
+    assert [key.job_id for key, _ in home.spool.pending()] == ["theirs"]
+    assert list(home.work.iterdir()) == []
+    home.close()
+
+
+def test_a_folder_is_given_back(tmp_path: Path) -> None:
+    home = open_home(tmp_path, "node", exactly=True)
+    home.close()
+    open_home(tmp_path, "node", exactly=True).close()
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 200])
+def test_names_that_leave_the_root_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises((MessageError, InstanceTakenError, OSError)):
+        open_home(tmp_path / "root", name)
+    assert [p for p in tmp_path.rglob("*") if "root" not in p.parts] == []
+
+
+def test_a_home_that_cannot_be_written_falls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PICHAK_HOME", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    home, why = open_some_home("node")
+    assert home.root == tmp_path / f"pichak-{os.getuid()}"
+    assert "the usual place failed" in why
+    home.spool.put(encode(Outcome("job", 1, "ramp", "ok")))
+    home.close()
+
+
+def test_a_sibling_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    strange = tmp_path / "agent" / "strange"
+    strange.mkdir(parents=True)
+    (strange / "lock").mkdir()
+    home = open_home(tmp_path, "node")
+    assert any("strange could not be taken over" in message for message in home.spool.messages)
+    home.close()
+
+
+def test_a_measuring_lock_is_one_for_all_agents_of_the_machine(tmp_path: Path) -> None:
+    first, second = open_home(tmp_path, "a"), open_home(tmp_path, "b")
+    mine, theirs = first.measuring_lock("cpu"), second.measuring_lock("cpu")
+    assert mine.try_acquire("job 1")
+    assert not theirs.try_acquire("job 2")
+    assert theirs.holder() == "job 1"
+    assert second.measuring_lock("gpu-1").try_acquire()
+    mine.release()
+    assert theirs.try_acquire("job 2")
+    theirs.release()
+    first.close()
+    second.close()
+
+
+def test_a_lock_ends_with_its_holder_and_survives_its_files_removal(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "lock"
+    first, second = FileLock(path), FileLock(path)
+    assert first.try_acquire()
+    path.unlink()
+    path.parent.rmdir()
+    # Whoever comes now locks a new file; the old holder holds what nobody can find.
+    assert second.try_acquire()
+    third = FileLock(path)
+    assert not third.try_acquire()
+    first.release()
+    assert not third.try_acquire()
+    second.release()
+    assert third.try_acquire()
+    third.release()
+    third.release()
+
+
+def test_a_lock_has_one_holder_among_threads(tmp_path: Path) -> None:
+    inside, most, taken = 0, 0, 0
+    guard = threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most, taken
+        lock = FileLock(tmp_path / "lock")
+        for _ in range(200):
+            if lock.try_acquire():
+                with guard:
+                    inside += 1
+                    most = max(most, inside)
+                    taken += 1
+                with guard:
+                    inside -= 1
+                lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert taken > 0
+    assert most == 1
