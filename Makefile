@@ -7,7 +7,7 @@ VENV   ?= .venv
 EXTRAS ?= torch
 BIN    := $(VENV)/bin
 
-ROWS   ?= 2000
+ROWS   ?= 6000
 MODEL  ?= builtin:gpt-1m
 OUT    ?= .pichak
 CORPUS := $(OUT)/stdlib-$(ROWS).jsonl

@@ -6,11 +6,12 @@ Ray is imported here and in `dispatch.py` alone, and only when a fleet command n
 from __future__ import annotations
 
 import contextlib
+import io
 import ipaddress
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,9 @@ NAMESPACE = "pichak"
 #: Results travel inline; a store of the default size (30 % of memory) would take what is measured,
 #: and does not fit a container's 64 MB /dev/shm (field case 90).
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
+
+#: A GPU that Ray has leased to somebody else is not waited for much longer: it is busy.
+LEASE_SECONDS = 30.0
 
 _HEAD_RESOURCE = "node:__internal_head__"
 
@@ -58,6 +62,32 @@ class ClusterNode:
         )
 
 
+@dataclass(frozen=True)
+class Lease:
+    """A GPU that Ray holds for us. `visible_devices` is what the job's child may see."""
+
+    holder: Any
+    visible_devices: str
+
+    def release(self) -> None:
+        """Give the GPU back."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, OSError, ValueError):
+            ray.kill(self.holder)
+
+
+class _GpuHolder:
+    """A Ray actor that does nothing but hold a GPU, so that Ray gives it to nobody else."""
+
+    def ids(self) -> str:
+        """What ``CUDA_VISIBLE_DEVICES`` should say for this lease."""
+        import ray
+
+        held: Mapping[str, Sequence[str]] = ray.get_runtime_context().get_accelerator_ids()
+        return ",".join(held.get("GPU", ()))
+
+
 class Cluster:
     """A connection to Ray, closed as a context manager. A cluster that it started ends with it."""
 
@@ -79,7 +109,14 @@ class Cluster:
             )
         if not self.local:
             _refuse_open_cluster(self.address, insecure=insecure)
-        self._init()
+        # A thread of Ray's prints the cluster's events on standard output, where results belong.
+        self._quiet = contextlib.redirect_stdout(io.StringIO())
+        self._quiet.__enter__()
+        try:
+            self._init()
+        except BaseException:
+            self._quiet.__exit__(None, None, None)
+            raise
 
     def _init(self) -> None:
         import ray
@@ -124,11 +161,67 @@ class Cluster:
                 return alive
             time.sleep(0.2)
 
+    def lease_gpus(
+        self, node_ids: Sequence[str], timeout_seconds: float = LEASE_SECONDS
+    ) -> list[Lease | None]:
+        """One GPU of each named node, through Ray's own scheduler; None where none came free.
+
+        A node named twice is asked for two different GPUs. Jobs are told of a lease by its
+        `visible_devices`; `release` gives it back.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)(_GpuHolder)
+        held = [
+            holder.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+            ).remote()
+            for node_id in node_ids
+        ]
+        refs = [actor.ids.remote() for actor in held]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=timeout_seconds)
+        leases: list[Lease | None] = []
+        for actor, ref in zip(held, refs, strict=True):
+            try:
+                leases.append(Lease(actor, str(ray.get(ref, timeout=0.1))))
+            except (ray.exceptions.RayError, OSError):
+                ray.kill(actor)
+                leases.append(None)
+        return leases
+
+    def explain(self, node_id: str, error: BaseException) -> str:
+        """One sentence for whatever Ray raised about a node."""
+        import ray
+
+        name = type(error).__name__
+        text = " ".join(str(error).split())[:300]
+        for node in self.nodes():
+            if node.node_id == node_id and not node.alive:
+                reason = " ".join(node.death_reason.split())[:200]
+                return f"the node died ({reason or 'Ray lost contact with it'})"
+        if isinstance(error, ray.exceptions.GetTimeoutError):
+            return "it did not answer in time"
+        if isinstance(error, ray.exceptions.ActorUnavailableError):
+            return "contact with its agent was lost (the agent or the node went down)"
+        if isinstance(error, ray.exceptions.RayTaskError):
+            cause = getattr(error, "cause", None)
+            return f"its agent failed: {type(cause).__name__ if cause else name}: {cause or text}"
+        if isinstance(error, ray.exceptions.RayActorError):
+            return f"its agent ended: {text}"
+        if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+            return f"its environment could not be set up: {text}"
+        return f"{name}: {text}"
+
     def close(self) -> None:
         """Leave the cluster; a local one is ended."""
         import ray
 
-        ray.shutdown()
+        try:
+            ray.shutdown()
+        finally:
+            self._quiet.__exit__(None, None, None)
 
     def __enter__(self) -> Cluster:
         return self

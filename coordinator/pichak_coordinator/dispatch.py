@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,6 @@ QUICK_SECONDS = 10.0
 #: Over the job's own deadline: starting the child, waiting for the machine's lock, the way back.
 GRACE_SECONDS = 30.0
 LOCK_WAIT_SECONDS = 900.0
-#: A GPU that Ray has leased to somebody else is not waited for much longer: it is busy.
-LEASE_SECONDS = 30.0
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 MAX_SHIPPED_BYTES = 512 * 1024 * 1024
@@ -51,21 +49,6 @@ class Ended:
     outcome: Outcome | None = None
     error: str = ""
     retryable: bool = False
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A GPU that Ray holds for us. `visible_devices` is what the job's child may see."""
-
-    holder: Any
-    visible_devices: str
-
-    def release(self) -> None:
-        """Give the GPU back."""
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError, OSError, ValueError):
-            ray.kill(self.holder)
 
 
 @dataclass
@@ -110,7 +93,7 @@ class Dispatcher:
         try:
             agent, hello = ensure_agent(node.node_id, timeout_seconds=timeout_seconds)
         except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:
-            why = self.explain(node.node_id, error)
+            why = self._cluster.explain(node.node_id, error)
             raise AgentFailedError(f"no agent could be started: {why}") from error
         self._agents[node.node_id] = agent
         return dict(hello)
@@ -124,36 +107,6 @@ class Dispatcher:
         except (ray.exceptions.RayError, OSError):
             return []
         return [bytes(data) for data in found]
-
-    def lease_gpus(
-        self, node_ids: Sequence[str], timeout_seconds: float = LEASE_SECONDS
-    ) -> list[Lease | None]:
-        """One GPU of each named node, through Ray's own scheduler; None where none came free.
-
-        A node named twice is asked for two different GPUs. Jobs are told of a lease by its
-        `visible_devices`; `release` gives it back.
-        """
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)(_GpuHolder)
-        held = [
-            holder.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-            ).remote()
-            for node_id in node_ids
-        ]
-        refs = [actor.ids.remote() for actor in held]
-        if refs:
-            ray.wait(refs, num_returns=len(refs), timeout=timeout_seconds)
-        leases: list[Lease | None] = []
-        for actor, ref in zip(held, refs, strict=True):
-            try:
-                leases.append(Lease(actor, str(ray.get(ref, timeout=0.1))))
-            except (ray.exceptions.RayError, OSError):
-                ray.kill(actor)
-                leases.append(None)
-        return leases
 
     def submit(self, node_id: str, job: Job) -> None:
         """Send a job to the node's agent; its end comes out of `poll`."""
@@ -199,7 +152,7 @@ class Dispatcher:
             return Ended(
                 flight.node_id,
                 flight.job,
-                error=self.explain(flight.node_id, error),
+                error=self._cluster.explain(flight.node_id, error),
                 retryable=self._is_alive(flight.node_id),
             )
         except MessageError as error:
@@ -259,7 +212,7 @@ class Dispatcher:
                 self._send_file(agent, digest, path)
         except (ray.exceptions.RayError, OSError) as error:
             raise AgentFailedError(
-                f"{path.name} could not be sent to it: {self.explain(node_id, error)}"
+                f"{path.name} could not be sent to it: {self._cluster.explain(node_id, error)}"
             ) from error
         self._shipped[node_id].add(digest)
         return reference
@@ -318,40 +271,6 @@ class Dispatcher:
 
     def _is_alive(self, node_id: str) -> bool:
         return any(n.node_id == node_id and n.alive for n in self._cluster.nodes())
-
-    def explain(self, node_id: str, error: BaseException) -> str:
-        """One sentence for whatever Ray raised about a node."""
-        import ray
-
-        name = type(error).__name__
-        text = " ".join(str(error).split())[:300]
-        for node in self._cluster.nodes():
-            if node.node_id == node_id and not node.alive:
-                reason = " ".join(node.death_reason.split())[:200]
-                return f"the node died ({reason or 'Ray lost contact with it'})"
-        if isinstance(error, ray.exceptions.GetTimeoutError):
-            return "it did not answer in time"
-        if isinstance(error, ray.exceptions.ActorUnavailableError):
-            return "contact with its agent was lost (the agent or the node went down)"
-        if isinstance(error, ray.exceptions.RayTaskError):
-            cause = getattr(error, "cause", None)
-            return f"its agent failed: {type(cause).__name__ if cause else name}: {cause or text}"
-        if isinstance(error, ray.exceptions.RayActorError):
-            return f"its agent ended: {text}"
-        if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
-            return f"its environment could not be set up: {text}"
-        return f"{name}: {text}"
-
-
-class _GpuHolder:
-    """A Ray actor that does nothing but hold a GPU, so that Ray gives it to nobody else."""
-
-    def ids(self) -> str:
-        """What ``CUDA_VISIBLE_DEVICES`` should say for this lease."""
-        import ray
-
-        held: Mapping[str, Sequence[str]] = ray.get_runtime_context().get_accelerator_ids()
-        return ",".join(held.get("GPU", ()))
 
 
 def _sha256(path: Path) -> str:

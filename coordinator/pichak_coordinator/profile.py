@@ -10,27 +10,22 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pichak_agent.messages import Job, MessageError, Outcome
+from pichak_agent.messages import Job, MessageError
 from pichak_coordinator import jobs
-from pichak_coordinator.cluster import ClusterNode
-from pichak_coordinator.dispatch import AgentFailedError, Dispatcher, Ended
+from pichak_coordinator.cluster import Cluster, ClusterNode
+from pichak_coordinator.courier import Courier, Work
+from pichak_coordinator.dispatch import AgentFailedError, Dispatcher
 from pichak_coordinator.request import ProfileRequest, python_workload
 from pichak_coordinator.store import Store
 from pichak_coordinator.target import Target, targets_of
 from pichak_core.plan import Plan
 
-#: A node that was lost during a probe is tried once more: a busy node is not a bad one (field case
-#: 89). A child that was killed would only be killed again.
-RETRY = jobs.RetryPolicy(max_attempts=2, base_seconds=2.0, retried=frozenset({"lost"}))
 #: How many nodes may fail at the task before the ramps go on without its numbers.
 _TASK_NODES = 2
-_POLL_SECONDS = 0.25
-_RECONNECT_SECONDS = 30.0
 
 
 class Watcher(Protocol):
@@ -42,21 +37,11 @@ class Watcher(Protocol):
 
 
 @dataclass
-class _Work:
-    """One job on its way: what is sent, and where its state machine is."""
-
-    target: Target
-    job: Job
-    state: jobs.JobState
-    wake_at: float | None = None
-    outcome: Outcome | None = None
-
-
-@dataclass
 class Profiler:
     """One run over one fleet, kept in `store` under `run_id`."""
 
     request: ProfileRequest
+    cluster: Cluster
     dispatcher: Dispatcher
     store: Store
     watcher: Watcher
@@ -64,37 +49,35 @@ class Profiler:
     clock: Callable[[], float] = time.monotonic
     targets: list[Target] = field(default_factory=list)
     task: Plan | None = None
-    interrupted: bool = False
     _task_error: str = ""
     _task_settled: bool = False
     _task_tried: list[Target] = field(default_factory=list)
-    _work: dict[str, _Work] = field(default_factory=dict)
-    _reconnecting: dict[Future[str], tuple[_Work, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.courier = Courier(
+            self.dispatcher, self.store, self.run_id, self._on_finished, self.clock
+        )
+
+    @property
+    def interrupted(self) -> bool:
+        """Ctrl-C ended the run."""
+        return self.courier.interrupted
 
     def run(self, nodes: Sequence[ClusterNode]) -> list[Target]:
         """Profile the nodes; Ctrl-C ends the run with what has been measured."""
-        pool = ThreadPoolExecutor(8)
-        try:
-            self._prepare(nodes)
-            while any(not work.state.final for work in self._work.values()):
-                for ended in self._poll():
-                    self._on_ended(ended, pool)
-                self._on_timers(pool)
-                self._show()
-        except KeyboardInterrupt:
-            self._interrupt()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for target in self.targets:
-                target.release()
-            self.dispatcher.forget_files()
+        with self.courier.open():
+            try:
+                self._prepare(nodes)
+                while not self.courier.idle:
+                    self.courier.step()
+                    self._show()
+            except KeyboardInterrupt:
+                self._interrupt()
+            finally:
+                for target in self.targets:
+                    target.release()
+                self.dispatcher.forget_files()
         return self.targets
-
-    def _poll(self) -> list[Ended]:
-        if self.dispatcher.in_flight:
-            return self.dispatcher.poll(_POLL_SECONDS)
-        time.sleep(_POLL_SECONDS)
-        return []
 
     # -- starting ---------------------------------------------------------------------------------
 
@@ -110,7 +93,7 @@ class Profiler:
                 found = target.findings
                 self.store.record_findings(self.run_id, target.identity, target.device, found)
             if target.ended and isinstance(hellos.get(target.node.node_id), dict):
-                self._record_unsent(target)
+                self._record_unsent(target, "fingerprint", "failed", target.error)
         self._show()
         ready = [t for t in self.targets if not t.ended]
         if ready:
@@ -153,19 +136,16 @@ class Profiler:
 
     def _lease(self) -> None:
         wanted = [t for t in self.targets if t.wants_gpu and not t.ended]
-        leases = self.dispatcher.lease_gpus([t.node.node_id for t in wanted])
+        leases = self.cluster.lease_gpus([t.node.node_id for t in wanted])
         for target, lease in zip(wanted, leases, strict=True):
             if lease is None:
                 target.end("busy: Ray has leased its GPU to somebody else")
             else:
                 target.lease = lease
 
-    def _record_unsent(self, target: Target) -> None:
-        job = self.request.fingerprint_job(
-            self._job_id(target, "fingerprint"), 1, target.child_device
-        )
-        self.store.record_job(self.run_id, job, node=target.identity, device=target.device)
-        self.store.set_job_state(job.job_id, "failed", error=target.error)
+    def _record_unsent(self, target: Target, kind: str, state: str, error: str) -> None:
+        job = Job(self._job_id(target, kind), 1, kind, {"device": target.child_device}, 1.0)
+        self.courier.record_unsent(target, job, state, error)
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -173,7 +153,7 @@ class Profiler:
         job = self.request.fingerprint_job(
             self._job_id(target, "fingerprint"), 1, target.child_device
         )
-        self._add(target, job)
+        self.courier.add(target, job)
 
     def _next_task(self, why: str) -> None:
         """The task's numbers from the next node; when enough have failed, the ramps go on."""
@@ -188,7 +168,7 @@ class Profiler:
                 target.end(str(error))
                 continue
             job = self.request.task_job(self._job_id(target, "task"), 1, target.child_device, files)
-            self._add(target, job)
+            self.courier.add(target, job)
             return
         self._settle_task(why)
 
@@ -211,7 +191,7 @@ class Profiler:
         job = self.request.ramp_job(
             self._job_id(target, "ramp"), 1, target.child_device, files, self.task
         )
-        self._add(target, job)
+        self.courier.add(target, job)
 
     def _files(self, target: Target) -> dict[str, Any]:
         """References to the files that the node may not have; they are sent if it does not."""
@@ -227,151 +207,73 @@ class Profiler:
     def _job_id(self, target: Target, kind: str) -> str:
         return f"{self.run_id}-{kind}-{target.number}"
 
-    def _add(self, target: Target, job: Job) -> None:
-        work = _Work(target, job, jobs.JobState(job.job_id, policy=RETRY))
-        self._work[job.job_id] = work
-        self._advance(work, jobs.Ready())
-
-    # -- the state machine and its instructions ---------------------------------------------------
-
-    def _advance(
-        self, work: _Work, event: jobs.Event, pool: ThreadPoolExecutor | None = None
-    ) -> None:
-        work.state, instructions = jobs.advance(work.state, event)
-        for instruction in instructions:
-            if isinstance(instruction, jobs.Send):
-                self._send(work, instruction.attempt, pool)
-            elif isinstance(instruction, jobs.WakeAfter):
-                work.wake_at = self.clock() + instruction.seconds
-                work.target.enter("reconnecting", self.clock(), work.state.error)
-                self._note_state(work)
-            elif isinstance(instruction, jobs.Abort):
-                self.dispatcher.cancel(work.job.job_id)
-            elif isinstance(instruction, jobs.Finished):
-                self._note_state(work)
-                if not self.interrupted:
-                    self._on_finished(work)
-
-    def _note_state(self, work: _Work) -> None:
-        self.store.set_job_state(
-            work.job.job_id, work.state.state, attempt=work.state.attempt, error=work.state.error
-        )
-
-    def _send(self, work: _Work, attempt: int, pool: ThreadPoolExecutor | None) -> None:
-        target = work.target
-        work.job = replace(work.job, attempt=attempt)
-        self.store.record_job(self.run_id, work.job, node=target.identity, device=target.device)
-        if attempt > 1 and pool is not None:
-            future = pool.submit(self._reconnect, target.node)
-            self._reconnecting[future] = (work, attempt)
-            return
-        target.enter(work.job.kind, self.clock())
-        self.dispatcher.submit(target.node.node_id, target.with_lease(work.job))
-
-    def _reconnect(self, node: ClusterNode) -> str:
-        """ "" when an agent answers on the node again, else why not."""
-        answer = self.dispatcher.start_agents([node], _RECONNECT_SECONDS)[node.node_id]
-        return answer if isinstance(answer, str) else ""
-
-    def _on_timers(self, pool: ThreadPoolExecutor) -> None:
-        now = self.clock()
-        for work in list(self._work.values()):
-            if work.wake_at is not None and work.wake_at <= now:
-                work.wake_at = None
-                self._advance(work, jobs.Ready(), pool)
-        for future in [f for f in self._reconnecting if f.done()]:
-            work, attempt = self._reconnecting.pop(future)
-            why = future.result()
-            if why:
-                self._advance(work, jobs.Ended(attempt, "lost", why))
-            elif not work.state.final:
-                work.target.enter(work.job.kind, now)
-                sent = work.target.with_lease(work.job)
-                self.dispatcher.submit(work.target.node.node_id, sent)
-
     # -- ends -------------------------------------------------------------------------------------
 
-    def _on_ended(self, ended: Ended, pool: ThreadPoolExecutor | None) -> None:
-        work = self._work[ended.job.job_id]
-        attempt = ended.job.attempt
-        if ended.data is None or ended.outcome is None:
-            status = "lost" if ended.retryable else "refused"
-            self._advance(work, jobs.Ended(attempt, status, ended.error), pool)
-            return
-        try:
-            self.store.record_outcome(ended.data)
-        except MessageError as error:
-            why = f"its result was refused: {error}"
-            self._advance(work, jobs.Ended(attempt, "refused", why), pool)
-            return
-        self.dispatcher.acknowledge(ended.node_id, ended.job.job_id, attempt)
-        work.outcome = ended.outcome
-        status, error_text = ended.outcome.status, _said(ended.outcome)
-        self._advance(work, jobs.Ended(attempt, status, error_text), pool)
-
-    def _on_finished(self, work: _Work) -> None:
+    def _on_finished(self, work: Work) -> None:
         target, kind = work.target, work.job.kind
-        done = work.state.state == "done"
-        seconds = f" in {work.outcome.seconds:.1f} s" if work.outcome else ""
-        verdict = f"done{seconds}" if done else work.state.error
-        self.watcher.say(f"{target.label}: {kind} {verdict}")
-        target.enter("waiting", self.clock())
         self._take_task(work)
+        if self.interrupted:
+            return
+        seconds = f" in {work.outcome.seconds:.1f} s" if work.outcome else ""
+        self.watcher.say(
+            f"{target.label}: {kind} {f'done{seconds}' if work.done else work.state.error}"
+        )
+        target.enter("waiting", self.clock())
         if kind == "fingerprint":
-            target.fingerprinted = done
-            if not done:
+            target.fingerprinted = work.done
+            if not work.done:
                 target.end(f"fingerprint: {work.state.error}")
             self._maybe_ramp(target)
         elif kind == "ramp":
-            target.end("" if done else f"ramp: {work.state.error}")
+            target.end("" if work.done else f"ramp: {work.state.error}")
         else:
             self._on_task(target, work)
         if target.ended and target.error and self.task is not None:
-            # What the task measured holds on this node too, whatever became of its own jobs.
+            self._keep_task(target)
+
+    def _keep_task(self, target: Target) -> None:
+        """What the task measured holds on this node too, whatever became of its own jobs."""
+        work = self.courier.work.get(self._job_id(target, "ramp"))
+        if self.task and not (work and work.outcome and work.outcome.result.get("plan")):
             self.store.record_plan(self.run_id, target.identity, target.device, self.task)
 
-    def _on_task(self, target: Target, work: _Work) -> None:
+    def _on_task(self, target: Target, work: Work) -> None:
         error = work.state.error
         if work.outcome is None:
             target.end(f"task: {error}")
         elif not target.fingerprinted:
             self._fingerprint(target)
-        if work.state.state == "done":
+        if work.done:
             self._settle_task("")
         else:
             self._next_task(f"the task's numbers could not be measured ({target.label}: {error})")
 
-    def _take_task(self, work: _Work) -> None:
+    def _take_task(self, work: Work) -> None:
         """Keep the task's numbers, all or part of them, each saying where it was measured."""
         record = work.outcome.result.get("task") if work.outcome else None
         if isinstance(record, dict) and work.job.kind == "task":
             self.task = Plan.from_dict(record).measured_on(work.target.label)
 
     def _interrupt(self) -> None:
-        self.interrupted = True
         self.watcher.say("interrupted: cancelling the jobs, keeping what was measured")
-        for ended in self.dispatcher.cancel_all():
-            self._on_ended(ended, None)
-        for work in self._work.values():
-            self._take_task(work)
-            self._advance(work, jobs.Cancel("interrupted"))
+        self.courier.cancel_all()
         for target in self.targets:
-            if not target.ended:
-                target.end("interrupted")
+            if target.ended:
+                continue
+            target.end("interrupted")
+            for kind in ("fingerprint", "ramp"):
+                if self._job_id(target, kind) not in self.courier.work:
+                    self._record_unsent(target, kind, "cancelled", "interrupted before it began")
 
     def _show(self) -> None:
         texts = self.dispatcher.progress()
-        for work in self._work.values():
+        for work in self.courier.work.values():
             if work.state.state in jobs.IN_FLIGHT and work.job.job_id in texts:
                 work.target.text = texts[work.job.job_id]
         self.watcher.show(self.targets)
 
 
 _IDLE = ("queued", "waiting")
-
-
-def _said(outcome: Outcome) -> str:
-    return "" if outcome.ok else f"{outcome.status}: {outcome.error}"
 
 
 def _count(n: int, noun: str) -> str:

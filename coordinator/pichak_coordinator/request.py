@@ -19,6 +19,10 @@ _FINGERPRINT_SECONDS = {"quick": 90.0, "full": 300.0}
 _TASK_SECONDS = {"quick": 180.0, "full": 600.0}
 _RAMP_SECONDS = {"quick": 240.0, "full": 900.0}
 
+#: A size whose step may take longer is not tried: on a slow device the largest batch that fits
+#: would take minutes a step and win nothing.
+_STEP_SECONDS = {"quick": 3.0, "full": 20.0}
+
 #: Seconds that collecting gradients for the noise scale may take inside the task job.
 _NOISE_SECONDS = {"quick": 30.0, "full": 180.0}
 
@@ -29,12 +33,12 @@ class ProfileRequest:
 
     model: str = "builtin:gpt-1m"
     data: Path | None = None
-    tokenizer: str = ""
     method: str = "full"
     lora_rank: int = 8
     device: str = "auto"
     depth: str = "quick"
     directory: str = ""
+    only: tuple[str, ...] = ()
     seq_len: int | None = None
     seq_quantile: float = 0.95
     sample: int | None = 512
@@ -74,7 +78,12 @@ class ProfileRequest:
 
     def fingerprint_job(self, job_id: str, attempt: int, device: str) -> Job:
         """The job that fingerprints `device`."""
-        params = {"device": device, "depth": self.depth, "directory": self.directory}
+        params: dict[str, Any] = {
+            "device": device,
+            "depth": self.depth,
+            "directory": self.directory,
+            "only": list(self.only) or None,
+        }
         return self._job(job_id, attempt, "fingerprint", params)
 
     def task_job(self, job_id: str, attempt: int, device: str, files: Mapping[str, Any]) -> Job:
@@ -99,7 +108,7 @@ class ProfileRequest:
             "headroom": self.headroom,
             "limit": self.limit,
             "memory_cap_bytes": self.memory_cap_bytes,
-            "ramp_seconds": 0.6 * self._deadline("ramp"),
+            "step_seconds": _STEP_SECONDS[self.depth],
             "task": task.to_dict() if task else None,
         }
         return self._job(job_id, attempt, "ramp", params)
@@ -109,7 +118,6 @@ class ProfileRequest:
         return {
             "model": self.model,
             "data": str(self.data) if self.data else None,
-            "tokenizer": self.tokenizer,
             "method": self.method,
             "lora_rank": self.lora_rank,
             "device": device,

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pichak_agent.messages import Job
-from pichak_coordinator.cluster import ClusterNode
-from pichak_coordinator.dispatch import Lease
+from pichak_coordinator.cluster import ClusterNode, Lease
 from pichak_coordinator.records import Finding
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pichak_coordinator.cluster import ClusterNode
-from pichak_coordinator.dispatch import Lease
+from pichak_coordinator.cluster import ClusterNode, Lease
 from pichak_coordinator.request import MACHINE_LOCK, ProfileRequest, python_workload
 from pichak_coordinator.target import Target, targets_of
 from pichak_core.plan import Plan

@@ -1,0 +1,42 @@
+"""``pichak fleet``: the whole fleet. Each subcommand is a module of its own."""
+
+from __future__ import annotations
+
+import click
+
+from pichak_coordinator.cli import LazyGroup
+
+
+class FleetGroup(LazyGroup):
+    """The fleet's commands, imported when one is used."""
+
+    commands_table = {  # noqa: RUF012 - the base class declares its type
+        "profile": (
+            "pichak_coordinator.cli.fleet_profile",
+            "profile",
+            "Measure every node and derive its plan.",
+        ),
+        "compare": (
+            "pichak_coordinator.cli.fleet_compare",
+            "compare",
+            "Show the comparison of a stored run again.",
+        ),
+        "nodes": ("pichak_coordinator.cli.fleet_nodes", "nodes", "List the nodes of a cluster."),
+        "history": (
+            "pichak_coordinator.cli.fleet_history",
+            "history",
+            "Show stored runs, or one metric over time.",
+        ),
+    }
+
+
+@click.group(
+    cls=FleetGroup,
+    epilog="\b\nExamples:\n"
+    "  pichak fleet profile --data train.jsonl\n"
+    "  RAY_ADDRESS=10.0.0.1:6379 pichak fleet profile --data train.jsonl --model hf:/models/llama\n"
+    "  pichak fleet compare --sort disk\n"
+    "  pichak fleet history\n",
+)
+def fleet() -> None:
+    """Profile, compare and follow a fleet of machines."""

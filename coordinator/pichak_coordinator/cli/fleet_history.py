@@ -1,0 +1,146 @@
+"""``pichak fleet history``: the stored runs, or one metric of a node over time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pichak_coordinator.cli.common import EXIT_NOTHING, UserError, json_option, out, print_json
+from pichak_coordinator.cli.options import open_store, store_option
+from pichak_coordinator.records import Point, Run
+from pichak_coordinator.text import printable
+from pichak_core.plan import format_number
+
+_BAR = 24
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  pichak fleet history                             the runs\n"
+    "  pichak fleet history gpu-box                     what was ever read of a node\n"
+    "  pichak fleet history gpu-box disk.read_mb_s      one metric over time\n"
+)
+@click.argument("node", default="")
+@click.argument("metric", default="")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@store_option
+@json_option
+def history(node: str, metric: str, limit: int, store_path: Path | None, as_json: bool) -> int:
+    """Show stored runs; with a NODE (identity or host) its metrics, with a METRIC its values."""
+    with open_store(store_path, read_only=True) as store:
+        if not node:
+            return _runs(store, limit, as_json)
+        identity = _identity(store, node)
+        if not metric:
+            names = sorted(store.metric_names(identity))
+            if as_json:
+                print_json({"schema": 1, "node": identity, "metrics": names})
+            else:
+                click.echo("\n".join(names) or f"nothing was read of {node} yet")
+            return 0 if names else EXIT_NOTHING
+        points = store.history(identity, metric)[-limit:]
+        if not points:
+            known = ", ".join(sorted(store.metric_names(identity))[:8])
+            raise UserError(f"{node} has no reading of {metric!r}; it has {known}, …")
+    if as_json:
+        print_json({"schema": 1, "node": identity, "metric": metric, "points": _plain(points)})
+    else:
+        _print_points(points)
+    return 0
+
+
+def _runs(store: Any, limit: int, as_json: bool) -> int:
+    listed = [
+        {
+            "run": run.run,
+            "started": _clock(run.started_unix),
+            "seconds": round(run.finished_unix - run.started_unix, 1)
+            if run.finished_unix
+            else None,
+            "rows": len(rows := store.rows_of(run.run)),
+            "failed": sum(bool(row.error) for row in rows),
+            "model": run.settings.get("model", ""),
+            "data": run.settings.get("data", ""),
+        }
+        for run in store.runs(limit)
+    ]
+    if as_json:
+        print_json({"schema": 1, "runs": listed})
+    elif listed:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in listed[0]:
+            table.add_column(name, overflow="fold")
+        for run in listed:
+            cells = ("" if v is None else printable(str(v)) for v in run.values())
+            table.add_row(*(Text(cell) for cell in cells))
+        out().print(table)
+    if not listed:
+        click.echo("pichak: no run is stored; `pichak fleet profile` makes one", err=True)
+    return 0 if listed else EXIT_NOTHING
+
+
+def _identity(store: Any, name: str) -> str:
+    matches = [n.node for n in store.nodes() if name in (n.node, n.host, n.address)]
+    if not matches:
+        raise UserError(f"no node {name!r} in {store.path}; `pichak fleet nodes` lists them")
+    if len(matches) > 1:
+        raise UserError(f"{name!r} is {len(matches)} nodes; name one of {', '.join(matches)}")
+    return str(matches[0])
+
+
+def _plain(points: list[Point]) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": p.run,
+            "device": p.device,
+            "time_unix": p.received_unix,
+            "value": p.text if p.value is None else p.value,
+            "unit": p.unit,
+            "spread": p.spread,
+            "samples": p.samples,
+            "suspect": p.suspect,
+            "unmeasured": p.unmeasured,
+            "source": p.source,
+        }
+        for p in points
+    ]
+
+
+def _print_points(points: list[Point]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    numbers = [p.value for p in points if p.value is not None]
+    top = max((abs(n) for n in numbers), default=0.0)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("time", "device", "value", "± spread", "", "note"):
+        table.add_column(name, justify="right" if name in ("value", "± spread") else "left")
+    for p in points:
+        shown = p.text if p.value is None else f"{format_number(p.value)} {p.unit}"
+        bar = "" if p.value is None or not top else "█" * round(_BAR * abs(p.value) / top)
+        spread = "" if p.spread is None else format_number(p.spread)
+        note = p.unmeasured or (f"SUSPECT: {p.suspect}" if p.suspect else "")
+        table.add_row(
+            _clock(p.received_unix),
+            Text(printable(p.device)),
+            Text(printable(shown or "-")),
+            spread,
+            bar,
+            Text(printable(note)),
+        )
+    out().print(table)
+
+
+def _seconds(run: Run) -> float | None:
+    """None for a run that was cut off."""
+    return None if run.finished_unix is None else round(run.finished_unix - run.started_unix, 1)
+
+
+def _clock(unix: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))

@@ -1,0 +1,232 @@
+"""``pichak fleet profile``: the main job."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pichak_coordinator.cli.common import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING,
+    NothingMeasuredError,
+    UserError,
+    json_option,
+    out,
+    print_json,
+)
+from pichak_coordinator.cli.options import (
+    check_data,
+    check_model,
+    open_store,
+    store_option,
+    workload_options,
+)
+from pichak_coordinator.cli.progress import Progress, ProgressLine
+
+if TYPE_CHECKING:
+    from pichak_coordinator.records import Row
+    from pichak_coordinator.request import ProfileRequest
+    from pichak_coordinator.store import Store
+    from pichak_coordinator.target import Target
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  pichak fleet profile --data train.jsonl\n"
+    "  RAY_ADDRESS=10.0.0.1:6379 pichak fleet profile --data train.jsonl --model builtin:gpt-25m\n"
+    "  pichak fleet profile --data train.jsonl --model train.py:make --method lora --json\n"
+    "  pichak fleet profile --data train.jsonl --memory-cap 600MiB --limit 64\n"
+)
+@workload_options
+@click.option(
+    "--address",
+    help="The Ray cluster, HOST:PORT or 'auto' [default: RAY_ADDRESS, else a local Ray].",
+)
+@click.option("--insecure", is_flag=True, help="Join a cluster that has no authentication.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto: each GPU that Ray may lease, and the CPU of nodes without one.",
+)
+@click.option("--depth", type=click.Choice(["quick", "full"]), default="quick", show_default=True)
+@click.option(
+    "--directory",
+    default="",
+    help="Where each node's disk is measured [default: the agent's temporary folder].",
+)
+@click.option(
+    "--only", multiple=True, metavar="NAME", help="Take only this measurement; may be repeated."
+)
+@click.option(
+    "--deadline",
+    "deadlines",
+    multiple=True,
+    metavar="KIND=SECONDS",
+    help="Longest time for a job: fingerprint=, task= or ramp=; may be repeated.",
+)
+@click.option(
+    "--sort", default="", help="Column to sort the comparison by [default: fastest first]."
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 when a node failed or a fault is sure.")
+@store_option
+@json_option
+def profile(
+    *,
+    address: str | None,
+    insecure: bool,
+    deadlines: Sequence[str],
+    sort: str,
+    strict: bool,
+    store_path: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> int:
+    """Measure every node of the fleet and derive each one's fine-tuning plan.
+
+    With no cluster address a local Ray is started and this machine is profiled. Each GPU (or node
+    without one) is fingerprinted and ramped by real training steps in a process of its own; the
+    corpus, the noise scale and the weights are measured once, on one node. Results are kept in a
+    SQLite file, and the next run says what changed.
+    """
+    request = _request(asked, deadlines)
+    with ExitStack() as stack:
+        store = stack.enter_context(open_store(store_path))
+        run = store.begin_run("fleet profile", request.settings())
+        try:
+            interrupted, timing = _measure(request, store, run, address, insecure)
+        finally:
+            store.finish_run(run)
+        _judge(store, run)
+        rows = store.rows_of(run)
+        _present(store, run, rows, sort, as_json, timing)
+    if interrupted:
+        click.echo("pichak: interrupted; what was measured is kept", err=True)
+        return EXIT_INTERRUPTED
+    return _exit_code(rows, strict)
+
+
+def _request(asked: Mapping[str, Any], deadlines: Sequence[str]) -> ProfileRequest:
+    from pichak_coordinator.request import ProfileRequest
+    from pichak_core.measure import probes
+
+    given = dict(asked)
+    given["memory_cap_bytes"] = given.pop("memory_cap")
+    check_data(given["data"])
+    known = list(probes())
+    for name in given["only"]:
+        if name not in known:
+            raise UserError(f"--only {name}: the measurements are {', '.join(known)}")
+    check_model(given["model"])
+    return ProfileRequest(**given, deadline_seconds=_deadlines(deadlines))
+
+
+def _deadlines(texts: Sequence[str]) -> dict[str, float]:
+    made: dict[str, float] = {}
+    for text in texts:
+        kind, _, seconds = text.partition("=")
+        try:
+            made[kind] = float(seconds)
+        except ValueError:
+            made[kind] = 0.0
+        if kind not in ("fingerprint", "task", "ramp") or not 0 < made[kind] <= 86400:
+            raise UserError(f"--deadline {text}: write fingerprint=90, task=180 or ramp=240")
+    return made
+
+
+def _measure(
+    request: ProfileRequest,
+    store: Store,
+    run: str,
+    address: str | None,
+    insecure: bool,
+) -> tuple[bool, dict[str, float]]:
+    """Join the cluster, run the profile, leave; (interrupted, seconds by what they went to)."""
+    from pichak_coordinator.cluster import Cluster, ClusterError
+    from pichak_coordinator.dispatch import Dispatcher
+    from pichak_coordinator.profile import Profiler
+
+    started = time.monotonic()
+    with Progress() as progress:
+        try:
+            progress.say("joining the cluster" if address else "starting")
+            cluster = Cluster(address, insecure=insecure)
+        except ClusterError as error:
+            raise UserError(str(error)) from error
+        with cluster:
+            nodes = cluster.wait_for_nodes()
+            where = "a local Ray" if cluster.local else f"the cluster at {cluster.address}"
+            progress.say(f"{where}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}")
+            if not nodes:
+                raise NothingMeasuredError(f"{where} has no living node (`ray status` shows why)")
+            profiler = Profiler(
+                request, cluster, Dispatcher(cluster), store, _Watcher(progress), run
+            )
+            profiler.run(nodes)
+    total = time.monotonic() - started
+    return profiler.interrupted, {"total": total, "measuring": profiler.courier.busy_seconds}
+
+
+class _Watcher:
+    """Turns the profiler's targets into progress lines."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def say(self, text: str) -> None:
+        self._progress.say(text)
+
+    def show(self, targets: Sequence[Target]) -> None:
+        now = time.monotonic()
+        self._progress.update(
+            [ProgressLine(t.label, t.phase, t.text, max(0.0, now - t.since)) for t in targets]
+        )
+
+
+def _judge(store: Store, run: str) -> None:
+    from pichak_coordinator.judging import judge_run
+
+    judge_run(store, run)
+
+
+def _present(
+    store: Store,
+    run: str,
+    rows: Sequence[Row],
+    sort: str,
+    as_json: bool,
+    timing: Mapping[str, float],
+) -> None:
+    from pichak_coordinator.cli.run_view import print_run, run_as_dict
+
+    if as_json:
+        print_json(run_as_dict(store, run, rows, sort))
+        return
+    console = out()
+    print_run(store, run, rows, sort, console, plans=True)
+    rest = timing["total"] - timing["measuring"]
+    console.print(
+        f"took {timing['total']:.0f} s, of which {rest:.0f} s was not measuring; kept as {run} in "
+        f"{store.path}",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _exit_code(rows: Sequence[Row], strict: bool) -> int:
+    if not any(row.measured for row in rows):
+        click.echo("pichak: nothing could be measured on any node", err=True)
+        return EXIT_NOTHING
+    sure = any(f.state == "confirmed" and f.severity != "info" for r in rows for f in r.findings)
+    if strict and (sure or any(row.error for row in rows)):
+        return EXIT_NOTHING
+    sys.stdout.flush()
+    return EXIT_DONE

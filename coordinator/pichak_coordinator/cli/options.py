@@ -1,0 +1,199 @@
+"""Options that several commands share, and the values that they take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pichak_coordinator.cli.common import Command, UserError
+
+if TYPE_CHECKING:
+    from pichak_coordinator.store import Store
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+class ByteSize(click.ParamType):  # type: ignore[type-arg]
+    """A size such as ``600MiB``, ``2GB`` or plain bytes; MB is 10^6 bytes and MiB 2^20."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(str(value))
+        unit = _UNITS.get(match.group(2).lower()) if match else None
+        if match is None or unit is None or float(match.group(1)) <= 0:
+            self.fail(
+                f"{value!r} is not a size; write 600MiB, 2GB or a number of bytes", param, ctx
+            )
+        return int(float(match.group(1)) * unit)
+
+
+class SampleSize(click.ParamType):  # type: ignore[type-arg]
+    """A number of rows, or ``all``."""
+
+    name = "rows|all"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        if value is None or str(value) == "all":
+            return None
+        if not str(value).isdigit() or int(value) < 1:
+            self.fail(f"{value!r} is neither a number of rows nor 'all'", param, ctx)
+        return int(value)
+
+
+def workload_options(command: Command) -> Command:
+    """What is trained in the probes: ``fleet profile`` and ``plan`` share these."""
+    decorators: list[Callable[[Command], Command]] = [
+        click.option(
+            "--data",
+            type=click.Path(path_type=Path),
+            help="Training rows (JSONL, JSON, text, Parquet; .gz and .zst too).",
+        ),
+        click.option(
+            "--model",
+            default="builtin:gpt-1m",
+            show_default=True,
+            help="builtin:NAME, hf:PATH_OR_ID, FILE.py:factory or package.module:factory.",
+        ),
+        click.option(
+            "--method", type=click.Choice(["full", "lora"]), default="full", show_default=True
+        ),
+        click.option(
+            "--lora-rank",
+            type=click.IntRange(1, 1024),
+            default=8,
+            show_default=True,
+            help="Rank of the adapters that the ramp trains (with --method lora).",
+        ),
+        click.option(
+            "--dtype",
+            type=click.Choice(["auto", "bf16", "fp32"]),
+            default="auto",
+            show_default=True,
+        ),
+        click.option("--gradient-checkpointing", is_flag=True),
+        click.option(
+            "--seq-len",
+            type=click.IntRange(8, 1 << 20),
+            help="Sequence length in tokens instead of the corpus's own.",
+        ),
+        click.option(
+            "--seq-quantile",
+            type=click.FloatRange(0.01, 1.0),
+            default=0.95,
+            show_default=True,
+            help="Share of rows that the sequence length holds whole.",
+        ),
+        click.option(
+            "--sample",
+            type=SampleSize(),
+            default="512",
+            show_default=True,
+            help="Rows of the corpus to tokenise, or 'all'.",
+        ),
+        click.option(
+            "--headroom",
+            type=click.FloatRange(0.0, 0.9),
+            default=0.12,
+            show_default=True,
+            help="Share of the memory that the kept micro-batch leaves free.",
+        ),
+        click.option(
+            "--limit",
+            type=click.IntRange(1, 65536),
+            help="Largest micro-batch to try [default: 512, or the rows of the data].",
+        ),
+        click.option(
+            "--memory-cap",
+            type=ByteSize(),
+            help="Pretend that the device has no more than this, e.g. 600MiB (CPU and CUDA).",
+        ),
+        click.option(
+            "--target-tokens",
+            type=click.IntRange(1),
+            help="Scored tokens per optimizer step instead of the measured noise scale.",
+        ),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+    ]
+    for decorate in reversed(decorators):
+        command = decorate(command)
+    return command
+
+
+def check_data(path: Path | None) -> Path | None:
+    """The data file, readable and not empty; `UserError` says what is wrong with it."""
+    if path is None:
+        return None
+    if not path.exists():
+        raise UserError(f"--data {path}: there is no such file")
+    if path.is_dir():
+        raise UserError(f"--data {path}: a folder; name one file of training rows")
+    try:
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise UserError(f"--data {path}: the file is empty")
+    except OSError as error:
+        raise UserError(f"--data {path}: cannot be read: {error.strerror}") from error
+    return path
+
+
+def check_model(model: str) -> str:
+    """A model's name as far as it can be checked without loading it."""
+    kind, _, name = model.partition(":")
+    if kind == "builtin":
+        from pichak_core.workload.transformer import SHAPES
+
+        if name not in SHAPES:
+            raise UserError(f"--model {model}: the built-in models are {', '.join(SHAPES)}")
+    if kind in ("builtin", "hf"):
+        return model
+    target, _, factory = model.rpartition(":")
+    if not target or not factory.isidentifier():
+        raise UserError(
+            f"--model {model}: write builtin:NAME, hf:PATH_OR_ID, FILE.py:factory or "
+            "package.module:factory; builtin:gpt-1m needs nothing else"
+        )
+    if target.endswith(".py") and not Path(target).is_file():
+        raise UserError(f"--model {model}: there is no file {target}")
+    return model
+
+
+def store_option(command: Command) -> Command:
+    """``--store``: where history is kept."""
+    return click.option(
+        "--store",
+        "store_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The history's file [default: $PICHAK_HOME/fleet.db or ~/.local/share/pichak/].",
+    )(command)
+
+
+def open_store(path: Path | None, *, read_only: bool = False) -> Store:
+    """The history; `UserError` says why it cannot be used and what to do."""
+    from pichak_coordinator.database import StoreError
+    from pichak_coordinator.store import Store
+
+    try:
+        return Store.open(path, read_only=read_only)
+    except StoreError as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,181 @@
+"""Jobs on their way: recorded, sent, tried again after a loss, stored, acknowledged.
+
+Drives the state machine of `jobs` for each job and carries out its instructions. An outcome is in
+the store before anybody else hears of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from pichak_agent.messages import Job, MessageError, Outcome
+from pichak_coordinator import jobs
+from pichak_coordinator.cluster import ClusterNode
+from pichak_coordinator.dispatch import Dispatcher, Ended
+from pichak_coordinator.store import Store
+from pichak_coordinator.target import Target
+
+#: A node that was lost during a probe is tried once more: a busy node is not a bad one (field case
+#: 89). A child that was killed would only be killed again.
+RETRY = jobs.RetryPolicy(max_attempts=2, base_seconds=2.0, retried=frozenset({"lost"}))
+_POLL_SECONDS = 0.25
+_RECONNECT_SECONDS = 30.0
+
+
+@dataclass
+class Work:
+    """One job: what is sent, where its state machine is, and its outcome once there is one."""
+
+    target: Target
+    job: Job
+    state: jobs.JobState
+    wake_at: float | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def done(self) -> bool:
+        """It ended, and well."""
+        return self.state.state == "done"
+
+
+@dataclass
+class Courier:
+    """Sends jobs of one run and calls `on_finished` once for each that ended."""
+
+    dispatcher: Dispatcher
+    store: Store
+    run_id: str
+    on_finished: Callable[[Work], None]
+    clock: Callable[[], float] = time.monotonic
+    interrupted: bool = False
+    #: Seconds in which at least one job was in flight.
+    busy_seconds: float = 0.0
+    work: dict[str, Work] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor | None = None
+    _reconnecting: dict[Future[str], tuple[Work, int]] = field(default_factory=dict)
+
+    @contextmanager
+    def open(self) -> Iterator[Courier]:
+        """Has the threads that reconnect to lost nodes; they are not waited for at the end."""
+        self._pool = ThreadPoolExecutor(8)
+        try:
+            yield self
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way."""
+        return all(work.state.final for work in self.work.values())
+
+    def add(self, target: Target, job: Job) -> None:
+        """Record the job and send it."""
+        work = Work(target, job, jobs.JobState(job.job_id, policy=RETRY))
+        self.work[job.job_id] = work
+        self._advance(work, jobs.Ready())
+
+    def record_unsent(self, target: Target, job: Job, state: str, error: str) -> None:
+        """A job that was wanted and never sent: the row says why it has no result."""
+        self.store.record_job(self.run_id, job, node=target.identity, device=target.device)
+        self.store.set_job_state(job.job_id, state, error=error)
+
+    def step(self) -> None:
+        """Take what ended within a moment, and do what has become due."""
+        started = self.clock()
+        if self.dispatcher.in_flight:
+            for ended in self.dispatcher.poll(_POLL_SECONDS):
+                self._on_ended(ended)
+            self.busy_seconds += self.clock() - started
+        else:
+            time.sleep(_POLL_SECONDS)
+        self._on_timers()
+
+    def cancel_all(self) -> None:
+        """End every job, keeping the partial results that still come."""
+        self.interrupted = True
+        for ended in self.dispatcher.cancel_all():
+            self._on_ended(ended)
+        for work in self.work.values():
+            self._advance(work, jobs.Cancel("interrupted"))
+
+    def _advance(self, work: Work, event: jobs.Event) -> None:
+        work.state, instructions = jobs.advance(work.state, event)
+        for instruction in instructions:
+            if isinstance(instruction, jobs.Send):
+                self._send(work, instruction.attempt)
+            elif isinstance(instruction, jobs.WakeAfter):
+                work.wake_at = self.clock() + instruction.seconds
+                work.target.enter("reconnecting", self.clock(), work.state.error)
+                self._note_state(work)
+            elif isinstance(instruction, jobs.Abort):
+                self.dispatcher.cancel(work.job.job_id)
+            elif isinstance(instruction, jobs.Finished):
+                self._note_state(work)
+                self.on_finished(work)
+
+    def _note_state(self, work: Work) -> None:
+        self.store.set_job_state(
+            work.job.job_id, work.state.state, attempt=work.state.attempt, error=work.state.error
+        )
+
+    def _send(self, work: Work, attempt: int) -> None:
+        target = work.target
+        work.job = replace(work.job, attempt=attempt)
+        self.store.record_job(self.run_id, work.job, node=target.identity, device=target.device)
+        if attempt > 1 and self._pool is not None:
+            future = self._pool.submit(self._reconnect, target.node)
+            self._reconnecting[future] = (work, attempt)
+        else:
+            self._submit(work)
+
+    def _submit(self, work: Work) -> None:
+        work.target.enter(work.job.kind, self.clock())
+        self.dispatcher.submit(work.target.node.node_id, work.target.with_lease(work.job))
+
+    def _reconnect(self, node: ClusterNode) -> str:
+        """ "" when an agent answers on the node again, else why not."""
+        answer = self.dispatcher.start_agents([node], _RECONNECT_SECONDS)[node.node_id]
+        return answer if isinstance(answer, str) else ""
+
+    def _on_timers(self) -> None:
+        now = self.clock()
+        for work in list(self.work.values()):
+            if work.wake_at is not None and work.wake_at <= now:
+                work.wake_at = None
+                self._advance(work, jobs.Ready())
+        for future in [f for f in self._reconnecting if f.done()]:
+            work, attempt = self._reconnecting.pop(future)
+            why = future.result()
+            if why:
+                self._advance(work, jobs.Ended(attempt, "lost", why))
+            elif not work.state.final:
+                self._submit(work)
+
+    def _on_ended(self, ended: Ended) -> None:
+        work = self.work[ended.job.job_id]
+        attempt = ended.job.attempt
+        if ended.data is None or ended.outcome is None:
+            status = "lost" if ended.retryable else "refused"
+            self._advance(work, jobs.Ended(attempt, status, ended.error))
+            return
+        try:
+            self.store.record_outcome(ended.data)
+        except MessageError as error:
+            why = f"its result was refused: {error}"
+            self._advance(work, jobs.Ended(attempt, "refused", why))
+            return
+        self.dispatcher.acknowledge(ended.node_id, ended.job.job_id, attempt)
+        work.outcome = ended.outcome
+        status, why = ended.outcome.status, _said(ended.outcome)
+        if self.interrupted and status == "cancelled":
+            why = "interrupted"
+        self._advance(work, jobs.Ended(attempt, status, why))
+
+
+def _said(outcome: Outcome) -> str:
+    return "" if outcome.ok else f"{outcome.status}: {outcome.error}"
