@@ -10,6 +10,7 @@ import io
 import ipaddress
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 
 #: A GPU that Ray has leased to somebody else is not waited for much longer: it is busy.
 LEASE_SECONDS = 30.0
+
+#: How long an address may take to accept a connection.
+CONNECT_SECONDS = 5.0
 
 _HEAD_RESOURCE = "node:__internal_head__"
 
@@ -109,6 +113,7 @@ class Cluster:
             )
         if not self.local:
             _refuse_open_cluster(self.address, insecure=insecure)
+            _refuse_silent_address(self.address)
         # A thread of Ray's prints the cluster's events on standard output, where results belong.
         self._quiet = contextlib.redirect_stdout(io.StringIO())
         self._quiet.__enter__()
@@ -244,6 +249,25 @@ def _refuse_open_cluster(address: str, *, insecure: bool) -> None:
         f"the cluster at {address} would be joined without authentication (RAY_AUTH_MODE={mode}); "
         "start it with RAY_AUTH_MODE=token, or pass --insecure if its network is private"
     )
+
+
+def _refuse_silent_address(address: str) -> None:
+    """Ray itself would knock at a wrong address for minutes before it says so."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ClusterError(
+            f"{address!r} is not a cluster's address: write HOST:PORT (Ray's default port is 6379) "
+            "or 'auto' for the one that runs on this machine"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address} ({error}); is it running there (`ray status "
+            f"--address {address}`), and reachable from here?"
+        ) from error
 
 
 def _is_loopback(address: str) -> bool:

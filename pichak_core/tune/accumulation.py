@@ -39,12 +39,14 @@ class Accumulation:
 
     def values(self) -> dict[str, Value]:
         """What a plan holds of it, by the plan's names."""
-        ran = f"{self.grad_accum:,} micro-batches, the batch that will really run: {self.source}"
+        ran = "the batch that one optimizer step will really run: grad_accum × micro_batch"
         return {
             "target_tokens": Value(self.target_tokens, self.target_source, unit="scored tokens"),
             "grad_accum": Value(self.grad_accum, self.source, unit="micro-batches"),
             "effective_batch_rows": Value(self.rows, ran, unit="rows"),
-            "effective_batch_tokens": Value(self.tokens, ran, unit="scored tokens"),
+            "effective_batch_tokens": Value(
+                self.tokens, f"{ran} × supervised_per_row", unit="scored tokens"
+            ),
         }
 
 

@@ -1,0 +1,101 @@
+"""The row length of a run, from the lengths of its rows, and the sentence that explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pichak_core.plan import format_number
+from pichak_core.tune.row_lengths import Cut, RowLengths, quantile_interval
+from pichak_core.tune.row_lengths import quantile as quantile_of
+
+#: Row lengths that a run is rounded up to: a constant.
+BUCKETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+#: A length at which more than this share of the rows would lose every scored token is passed over
+#: for the next bucket (a constant).
+MAX_EMPTIED_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen length's `cut`, the length `wanted` by the quantile with its 90 % sampling
+    interval (`low`, `high`), and the shorter lengths that were `passed` over."""
+
+    cut: Cut
+    wanted: int
+    low: int
+    high: int
+    passed: tuple[Cut, ...]
+    over_last: int
+    source: str
+
+
+def choose_length(
+    lengths: RowLengths,
+    policy: str,
+    *,
+    quantile: float,
+    buckets: Sequence[int],
+    rows_total: int,
+    complete: bool,
+    seed: int,
+) -> Choice:
+    """The first bucket that holds the quantile and leaves enough rows something to score.
+
+    `complete` says that the rows are all `rows_total` of the file, so that nothing was sampled.
+    """
+    rising = sorted(lengths.lengths)
+    edges = sorted(buckets)
+    wanted = quantile_of(rising, quantile)
+    low, high = (wanted, wanted) if complete else quantile_interval(rising, quantile)
+    fitting = [edge for edge in edges if edge >= wanted] or edges[-1:]
+    passed: list[Cut] = []
+    for edge in fitting:
+        cut = lengths.cut(edge, policy)
+        if cut.emptied <= MAX_EMPTIED_SHARE * len(lengths) or edge == fitting[-1]:
+            break
+        passed.append(cut)
+    over_last = sum(length > edges[-1] for length in rising)
+    drawn = (
+        f"all {format_number(rows_total)} rows"
+        if complete
+        else f"{format_number(len(rising))} rows drawn uniformly from {format_number(rows_total)} "
+        f"(seed {seed})"
+    )
+    interval = f" (90 % interval {_n(low)} to {_n(high)})" if not complete else ""
+    source = f"the {100 * quantile:.4g} % quantile of the length of {drawn} is {_n(wanted)} tokens"
+    source += f"{interval}, rounded up to {_n(fitting[0])} (the bucket edges are a constant)"
+    sentences = _consequences(cut, passed, len(rising), over_last, edges[-1])
+    return Choice(cut, wanted, low, high, tuple(passed), over_last, "; ".join([source, *sentences]))
+
+
+def _consequences(
+    cut: Cut, passed: Sequence[Cut], rows: int, over_last: int, last: int
+) -> list[str]:
+    said = []
+    if passed:
+        said.append(
+            f"raised to {_n(cut.seq_len)}, because at {_n(passed[-1].seq_len)} "
+            f"{_share(passed[-1].emptied, rows)} of the rows would keep no scored token"
+        )
+    if not cut.truncated:
+        said.append("no row is cut")
+    else:
+        lost = _share(cut.scored_before - cut.scored, cut.scored_before)
+        said.append(
+            f"{_share(cut.truncated, rows)} of the rows lose their tail, "
+            f"{_share(cut.losing, rows)} lose scored tokens ({lost} of all scored tokens)"
+        )
+    if cut.emptied:
+        said.append(f"{_n(cut.emptied)} rows keep no scored token")
+    if over_last:
+        said.append(f"{_n(over_last)} rows are longer than the last bucket, {_n(last)}")
+    return said
+
+
+def _n(number: int) -> str:
+    return format_number(number)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %" if whole else "none"

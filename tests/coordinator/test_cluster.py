@@ -1,0 +1,68 @@
+"""Which cluster is joined, and which is refused before Ray is even asked."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from pichak_coordinator.cluster import Cluster, ClusterError, ClusterNode
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_an_address_where_nothing_listens_is_said_at_once() -> None:
+    port = free_port()
+    with pytest.raises(ClusterError, match=f"no Ray cluster answers at 127.0.0.1:{port}"):
+        Cluster(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", "host:port", "127.0.0.1:999999"])
+def test_what_is_no_address_is_said(address: str) -> None:
+    with pytest.raises(ClusterError, match=r"address|answers"):
+        Cluster(address)
+
+
+def test_ray_client_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(ClusterError, match="RAY_ADDRESS=auto"):
+        Cluster("ray://10.0.0.1:10001")
+
+
+@pytest.mark.parametrize(
+    ("address", "refused"),
+    [("10.1.2.3:6379", True), ("gpu-box:6379", True), ("127.0.0.1:1", False), ("[::1]:1", False)],
+)
+def test_no_authentication_off_loopback_is_refused(
+    address: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field case 92."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ClusterError) as caught:
+        Cluster(address)
+    assert ("without authentication" in str(caught.value)) is refused
+
+
+def test_insecure_is_the_users_own_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ClusterError) as caught:
+        Cluster(f"localhost:{free_port()}", insecure=True)
+    assert "without authentication" not in str(caught.value)
+
+
+def test_a_node_as_ray_describes_it() -> None:
+    record = {
+        "NodeID": "ab",
+        "NodeManagerHostname": "box",
+        "NodeManagerAddress": "10.0.0.2",
+        "Alive": False,
+        "DeathReasonMessage": "health check failed",
+        "Resources": {"CPU": 8.0, "GPU": 2.0, "node:__internal_head__": 1.0},
+    }
+    node = ClusterNode.from_ray(record)
+    assert node == ClusterNode("ab", "box", "10.0.0.2", False, 8.0, 2, True, "health check failed")
+    bare = ClusterNode.from_ray({"NodeID": "cd", "Alive": True})
+    assert (bare.cpus, bare.gpus, bare.is_head, bare.host) == (0.0, 0, False, "")
