@@ -92,6 +92,19 @@ def child(work: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+def test_a_jobs_threads_are_the_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field case 95."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    allowed = os.sched_getaffinity(0)
+    program = child("return {'threads': os.environ['OMP_NUM_THREADS']}")
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        outcome = start(program)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert outcome.result == {"threads": "1"}
+
+
 # -- it ends by itself ----------------------------------------------------------------------------
 
 
