@@ -78,7 +78,7 @@ def derive(
             parts.noise(plan, grad_fn, k=noise_k, say=say)
         if named_weights is not None:
             parts.weights(plan, named_weights)
-        parts.batch(plan, target_tokens)
+        parts.batch(plan, fallback=target_tokens)
         parts.learning_rate(plan, full_finetune=full_finetune)
         if adapter_shapes is not None:
             parts.rank(plan, adapter_shapes)

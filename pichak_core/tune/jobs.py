@@ -169,8 +169,7 @@ def _corpus(
 def _length(plan: Plan, settings: Settings) -> int | None:
     """The run's longest length: what the user insists on, else the corpus's."""
     if settings.seq_len is not None:
-        if "seq_len" not in plan or plan.seq_len != settings.seq_len:
-            plan.set("seq_len", settings.seq_len, f"{CONSTANT}: given by the user", unit="tokens")
+        plan.set("seq_len", settings.seq_len, f"{CONSTANT}: given by the user", unit="tokens")
         return settings.seq_len
     return int(plan.seq_len) if "seq_len" in plan else None
 

@@ -180,11 +180,13 @@ def ramp(
     return found
 
 
-def batch(plan: Plan, target_tokens: int | None = None) -> None:
+def batch(
+    plan: Plan, target_tokens: int | None = None, *, fallback: int = DEFAULT_TARGET_TOKENS
+) -> None:
     """`target_tokens`, `grad_accum`, `effective_batch_rows` and `effective_batch_tokens`.
 
     The target is `target_tokens` where the caller insists, else the plan's noise scale, else the
-    65,536-token constant. Needs `micro_batch`; without scored tokens per row every token of the
+    `fallback`, a constant. Needs `micro_batch`; without scored tokens per row every token of the
     sequence is taken to be scored, and a note says so.
     """
     if "micro_batch" not in plan:
@@ -203,7 +205,7 @@ def batch(plan: Plan, target_tokens: int | None = None) -> None:
         supervised_per_row=float(per_row),
         noise_tokens=float(noise_value) if noise_value is not None else None,
         noise_kind=str(values.get("noise_scale_kind", "value")),
-        target_tokens=target_tokens or DEFAULT_TARGET_TOKENS,
+        target_tokens=target_tokens or fallback,
         rows_total=int(values["rows_total"]) if "rows_total" in plan else None,
     )
     for name, value in found.values().items():

@@ -1,0 +1,187 @@
+"""`derive` and the fleet's jobs: every argument unlocks its part, what is missing is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pichak_core import CONSTANT, Plan, derive
+from pichak_core.testing import FakeDevice, FakeStep, affine_memory
+from pichak_core.tune.jobs import NoMicroBatchError, ramp_job, settings_of, task_job
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """300 rows of 40 prompt bytes and 20 completion bytes."""
+    path = tmp_path / "train.jsonl"
+    row = json.dumps({"prompt": "p" * 40, "completion": "c" * 20})
+    path.write_text(f"{row}\n" * 300, encoding="utf-8")
+    return path
+
+
+def device(rows: int) -> FakeDevice:
+    """Holds `rows` rows of 10 MiB beside 100 MiB, to the byte."""
+    memory = affine_memory(100 * MIB, 10 * MIB)
+    return FakeDevice(capacity_bytes=100 * MIB + rows * 10 * MIB, peak_of=memory)
+
+
+def two_directions(i: int) -> tuple[list[float], int]:
+    """G = (2, 0) with noise ±1 in the second coordinate; 10 scored tokens each."""
+    return [2.0, 1.0 if i % 2 else -1.0], 10
+
+
+def test_nothing_given_derives_nothing_and_says_what_would() -> None:
+    plan = derive(device="cpu")
+    assert not plan.values
+    for argument in ("data", "step_fn", "grad_fn", "named_weights"):
+        assert any(f"`{argument}`" in note for note in plan.notes)
+
+
+def test_everything_given_holds_together(corpus: Path) -> None:
+    torch = pytest.importorskip("torch")
+    backend = device(12)
+    plan = derive(
+        data=corpus,
+        tokenizer="bytes",
+        step_fn=FakeStep(backend),
+        grad_fn=two_directions,
+        named_weights=[("w", torch.full((4, 4), 0.5)), ("b", torch.zeros(4))],
+        adapter_shapes=[(64, 64)],
+        device="cpu",
+        model="mine",
+        headroom=0.0,
+        backend=backend,
+    )
+    # 40 + 20 bytes a row, rounded up to the first bucket; every completion byte is scored.
+    assert plan.seq_len == 256
+    assert plan.loss_policy == "completion_only"
+    assert plan.supervised_per_row == 20
+    assert plan.rows_total == 300
+    assert plan.micro_batch_max == 12
+    assert 1 <= plan.micro_batch <= 12
+    # All that varies is ±1 in one direction: tr(Σ) = t·Var = 10, |G|² = 4.
+    assert plan.noise_scale_tokens == pytest.approx(10 / 4, rel=0.2)
+    assert plan.effective_batch_rows == plan.micro_batch * plan.grad_accum
+    assert plan.effective_batch_tokens == plan.effective_batch_rows * 20
+    # ‖W‖_F/√numel of a constant tensor is the constant; the zero bias has no size.
+    factor = min(1.0, math.sqrt(plan.effective_batch_tokens / plan.noise_scale_tokens))
+    assert plan.learning_rate == pytest.approx(0.5 / 32 * factor)
+    # The noise scale asks for one row a step; so do 300 updates from 300 rows.
+    assert plan.target_tokens == pytest.approx(plan.noise_scale_tokens)
+    assert plan.grad_accum == 1
+    assert plan.constants() == {"headroom": 0.0, "learning_rate_divisor": 32}
+    rate = plan.micro_batch * 256 / plan.seconds_per_step
+    assert plan.tokens_per_second == pytest.approx(rate)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_without_a_noise_scale_the_target_is_a_listed_constant(corpus: Path) -> None:
+    backend = device(12)
+    plan = derive(data=corpus, step_fn=FakeStep(backend), device="cpu", backend=backend)
+    assert plan.why("target_tokens").startswith(CONSTANT)
+    # 65,536 tokens would be 3,277 rows; 300 updates from 300 rows allow one micro-batch.
+    assert plan.constants()["min_updates"] == 300
+    assert plan.grad_accum == 1
+
+
+def test_a_device_that_holds_no_row_is_a_note_and_the_rest_is_derived(corpus: Path) -> None:
+    backend = FakeDevice(capacity_bytes=50 * MIB, peak_of=affine_memory(100 * MIB, 10 * MIB))
+    plan = derive(data=corpus, step_fn=FakeStep(backend), device="cpu", backend=backend)
+    assert "micro_batch" not in plan
+    assert plan.seq_len == 256
+    assert any(note.startswith("no micro-batch: 1 row does not fit") for note in plan.notes)
+
+
+def test_ctrl_c_returns_what_has_been_measured(corpus: Path) -> None:
+    def interrupted(i: int) -> tuple[list[float], int]:
+        if i == 3:
+            raise KeyboardInterrupt
+        return two_directions(i)
+
+    backend = device(12)
+    plan = derive(
+        data=corpus,
+        step_fn=FakeStep(backend),
+        grad_fn=interrupted,
+        named_weights=[],
+        device="cpu",
+        backend=backend,
+    )
+    # 12 % of 220 MiB are left free: ⌊(193.6 − 100) / 10⌋ rows.
+    assert plan.micro_batch_max == 9
+    assert "noise_scale_tokens" not in plan
+    assert "learning_rate" not in plan
+    assert any("interrupted" in note for note in plan.notes)
+
+
+def test_gradients_that_say_nothing_are_a_note() -> None:
+    plan = derive(grad_fn=lambda _i: ([0.0, 0.0], 10), device="cpu")
+    assert "noise_scale_tokens" not in plan
+    assert any("no noise scale" in note for note in plan.notes)
+
+
+# -- a fleet's jobs -------------------------------------------------------------------------------
+
+
+def params(corpus: Path | None, **more: Any) -> dict[str, Any]:
+    base = {"model": "builtin:gpt-1m", "device": "cpu", "method": "full", "noise_seconds": 20}
+    return {**base, "data": str(corpus) if corpus else None, **more}
+
+
+def run(job: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    parts: list[dict[str, Any]] = []
+    return job(given, progress=lambda _: None, partial=parts.append), parts
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_two_jobs_together_make_a_plan(corpus: Path, method: str) -> None:
+    pytest.importorskip("torch")
+    done, early = run(task_job, params(corpus, method=method))
+    task = Plan.from_dict(done["task"])
+    assert {"seq_len", "supervised_per_row", "noise_scale_tokens", "rewrite_scale"} <= set(task)
+    assert "seq_len" in Plan.from_dict(early[0]["task"])
+
+    given = params(corpus, method=method, task=done["task"], memory_cap_bytes=60 * MIB, limit=64)
+    result, early = run(ramp_job, given)
+    plan = Plan.from_dict(result["plan"])
+    assert plan.seq_len == task.seq_len
+    assert 1 <= plan.micro_batch <= plan.micro_batch_max < 64
+    assert result["ramp"]["peak_bytes"] <= 60 * MIB * 0.88
+    assert result["ramp"]["limited_by"] in ("memory", "headroom")
+    assert plan.grad_accum >= 1
+    divisor = {"full": 320, "lora": 32}[method]
+    assert plan.constants()["learning_rate_divisor"] == divisor
+    assert ("lora_rank" in plan) is (method == "lora")
+    assert "plan" in early[0]
+
+
+def test_a_length_that_the_user_insists_on_is_a_constant(corpus: Path) -> None:
+    pytest.importorskip("torch")
+    done, _ = run(task_job, params(corpus, seq_len=50))
+    task = Plan.from_dict(done["task"])
+    assert task.seq_len == 50
+    assert task.constants()["seq_len"] == 50
+    # 40 prompt bytes leave 10 of the 20 scored ones.
+    assert task.supervised_per_row == 10
+
+
+def test_a_cap_below_one_row_fails_with_the_rest_kept(corpus: Path) -> None:
+    pytest.importorskip("torch")
+    done, _ = run(task_job, params(corpus))
+    parts: list[dict[str, Any]] = []
+    given = params(corpus, task=done["task"], memory_cap_bytes=12 * MIB)
+    with pytest.raises(NoMicroBatchError, match="1 row does not fit"):
+        ramp_job(given, progress=lambda _: None, partial=parts.append)
+    assert Plan.from_dict(parts[-1]["plan"]).seq_len == 256
+
+
+def test_a_shipped_file_is_joined_with_its_factory() -> None:
+    made = settings_of({"model": "/tmp/x/train.py", "factory": "make", "device": "cpu"})
+    assert made.model == "/tmp/x/train.py:make"
+    assert settings_of({"model": "builtin:gpt-1m"}).seq_len is None
