@@ -173,6 +173,18 @@ def _sampling_of(context: Context) -> Iterator[Conditions]:
         sampler.close()
 
 
+@contextmanager
+def watched_conditions(device: str) -> Iterator[dict[str, Scalar]]:
+    """What was true of the machine (and the GPU `device`) during the block.
+
+    The yielded dict is filled when the block ends: condition name, with its unit, to value.
+    """
+    found: dict[str, Scalar] = {}
+    with _sampling_of(Context(device=device)) as sampler, sampler.during() as window:
+        yield found
+    found.update(window.found)
+
+
 def run_one(probe: Probe, context: Context, conditions: Conditions | None = None) -> list[Reading]:
     """One measurement's readings, one for each of its metrics, whatever happens inside it.
 
