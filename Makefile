@@ -4,7 +4,6 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-EXTRAS ?= torch
 BIN    := $(VENV)/bin
 
 ROWS   ?= 6000
@@ -34,7 +33,7 @@ $(VENV)/.installed-run: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,hf,dev]'
 	@touch $@
 
 $(CORPUS): $(VENV)/.installed-run scripts/build_corpus.py
@@ -59,8 +58,22 @@ pytest: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
+# The other tools live in an environment of their own, so that none of them bends the versions here.
+BENCH_VENV ?= .venv-bench
+BENCH      := validation/bench_others
+
+$(BENCH_VENV)/.installed: $(BENCH)/requirements.txt
+	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	@echo "installing the tools to compare with into $(BENCH_VENV) (about two minutes)"
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+bench: $(BENCH_VENV)/.installed
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(BENCH_VENV)/bin/python $(BENCH)/run.py
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache build dist
 
 NAME ?= *
 validate: $(VENV)/.installed-dev
