@@ -62,7 +62,8 @@ class Progress:
     def say(self, text: str) -> None:
         """One sentence that stays on the screen."""
         if not self._quiet:
-            self._console.print(f"{self._clock()}  {printable(text)}", markup=False)
+            line = f"{self._clock()}  {printable(text)}"
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def update(self, lines: Sequence[ProgressLine]) -> None:
         """The state of every node now."""

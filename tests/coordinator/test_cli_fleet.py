@@ -1,0 +1,152 @@
+"""The fleet's reading commands on a store that was filled by hand, and what bad input says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pichak_agent.messages import Job, Outcome, encode
+from pichak_coordinator.cli import app
+from pichak_coordinator.store import Store
+from pichak_core.measurement import Fingerprint, Measurement
+from pichak_core.plan import Plan
+
+
+def plan(rows_per_second: float) -> Plan:
+    made = Plan("builtin:gpt-1m", "train.jsonl", "cpu")
+    made.set("micro_batch", 4, "4 ran", unit="rows")
+    made.set("supervised_per_row", 20.0, "counted", unit="scored tokens")
+    made.set("seconds_per_step", 4 / rows_per_second, "timed", unit="s")
+    made.set("scored_tokens_per_second", 20 * rows_per_second, "timed", unit="scored tokens/s")
+    return made
+
+
+def fill(path: Path, disk_mb_s: dict[str, float]) -> str:
+    """One run: a row for each host with its disk's rate; a rate of 0 is a host that failed."""
+    with Store.open(path) as store:
+        run = store.begin_run("fleet profile", {"model": "builtin:gpt-1m"})
+        hellos = [{"machine_id": f"m-{h}", "host": h, "cpu_model": "Xeon"} for h in disk_mb_s]
+        for (host, rate), node in zip(
+            disk_mb_s.items(), store.record_nodes(run, hellos), strict=True
+        ):
+            job = Job(f"{run}-fingerprint-{host}", 1, "fingerprint", {"device": "cpu"}, 9.0)
+            store.record_job(run, job, node=node, device="cpu")
+            if not rate:
+                store.set_job_state(job.job_id, "failed", error="the node died")
+                continue
+            fingerprint = Fingerprint()
+            fingerprint.add(
+                Measurement("disk.read_mb_s", rate, "MB/s", "direct reads", samples=5, spread=2.0)
+            )
+            result = {"fingerprint": fingerprint.to_dict(), "plan": plan(rate / 10).to_dict()}
+            store.record_outcome(encode(Outcome(job.job_id, 1, job.kind, "ok", result)))
+            store.set_job_state(job.job_id, "done", attempt=1)
+        store.finish_run(run)
+    return run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    where = tmp_path / "fleet.db"
+    fill(where, {"alpha": 500.0, "beta": 900.0, "gamma": 0.0})
+    return where
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments], standalone_mode=True)
+
+
+def test_compare_shows_the_fastest_first_and_says_why_a_row_failed(path: Path) -> None:
+    done = call("fleet", "compare", "--store", path)
+    assert done.exception is None or done.exit_code == 0
+    out = done.stdout
+    assert out.index("beta") < out.index("alpha") < out.index("gamma")
+    assert "Pick beta" in out
+    assert "the node died" in out
+
+
+def test_compare_as_json_is_one_document(path: Path) -> None:
+    record = json.loads(call("fleet", "compare", "--store", path, "--json").stdout)
+    assert record["schema"] == 1
+    assert [n["host"] for n in record["nodes"]] == ["alpha", "beta", "gamma"]
+    assert record["nodes"][0]["error"] is None
+    assert "the node died" in record["nodes"][2]["error"]
+    rows = record["comparison"]["rows"]
+    # 90 rows a second of 20 scored tokens.
+    assert rows[0]["scored_tokens_per_second"] == pytest.approx(1800.0)
+    assert record["comparison"]["pick"]["host"] == "beta"
+
+
+@pytest.mark.parametrize("form", ["csv", "md"])
+def test_other_formats(path: Path, form: str) -> None:
+    out = call("fleet", "compare", "--store", path, "--format", form).stdout
+    assert out.index("beta") < out.index("alpha")
+    assert out.startswith({"csv": "host,", "md": "|"}[form]) or form == "csv"
+
+
+def test_a_second_run_says_what_changed(path: Path) -> None:
+    fill(path, {"alpha": 250.0, "beta": 900.0})
+    out = call("fleet", "compare", "--store", path).stdout
+    changed = out.split("Changed since the last run")[1]
+    assert "disk.read_mb_s: 500 → 250 MB/s" in changed
+    assert "beta" not in changed
+    first = call("fleet", "history", "--store", path, "--json")
+    runs = [run["run"] for run in json.loads(first.stdout)["runs"]]
+    assert len(runs) == 2
+    old = json.loads(call("fleet", "compare", runs[1], "--store", path, "--json").stdout)
+    assert old["changes"] == []
+
+
+def test_history_of_a_metric(path: Path) -> None:
+    fill(path, {"alpha": 250.0})
+    done = call("fleet", "history", "alpha", "disk.read_mb_s", "--store", path, "--json")
+    assert [p["value"] for p in json.loads(done.stdout)["points"]] == [500.0, 250.0]
+    shown = call("fleet", "history", "alpha", "disk.read_mb_s", "--store", path).stdout
+    assert "500 MB/s" in shown
+    assert "250 MB/s" in shown
+    listed = call("fleet", "nodes", "--store", path, "--json").stdout
+    assert {n["host"] for n in json.loads(listed)["nodes"]} == {"alpha", "beta", "gamma"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fleet", "compare", "--sort", "nothing"], ["--sort nothing", "there are"]),
+        (["fleet", "compare", "20990101"], ["no run", "20990101", "fleet history"]),
+        (["fleet", "history", "delta"], ["no node 'delta'", "fleet nodes"]),
+        (["fleet", "history", "alpha", "nope"], ["no reading", "disk.read_mb_s"]),
+        (["fleet", "profile", "--data", "/nope"], ["/nope", "no such file"]),
+        (["fleet", "profile", "--data", "/tmp"], ["/tmp", "folder"]),
+        (["fleet", "profile", "--model", "builtin:gpt-9"], ["gpt-9", "gpt-1m"]),
+        (["fleet", "profile", "--model", "x.py:make"], ["x.py", "no file"]),
+        (["fleet", "profile", "--model", "nonsense"], ["nonsense", "builtin:NAME"]),
+        (["fleet", "profile", "--memory-cap", "3 parsecs"], ["3 parsecs", "600MiB"]),
+        (["fleet", "profile", "--sample", "-3"], ["-3", "all"]),
+        (["fleet", "profile", "--deadline", "ramp"], ["--deadline ramp", "ramp=240"]),
+        (["fleet", "profile", "--only", "astrology"], ["astrology", "cpu"]),
+        (["fleet", "profile", "--address", "127.0.0.1:1"], ["127.0.0.1:1", "ray status"]),
+        (["plan", "--device", "tpu"], ["tpu", "cuda:N"]),
+        (["plan", "--device", "cuda"], ["no GPU", "doctor"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    path: Path, arguments: list[str], words: list[str]
+) -> None:
+    store = ["--store", str(path)] if arguments[0] == "fleet" else []
+    done = call(*arguments, *store)
+    assert done.exit_code == 2, done.output
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert "Traceback" not in done.output
+    assert done.stdout == ""
+
+
+def test_no_history_yet_is_said(tmp_path: Path) -> None:
+    done = call("fleet", "compare", "--store", tmp_path / "none.db")
+    assert done.exit_code == 2
+    assert "pichak fleet profile" in done.stderr
+    assert not (tmp_path / "none.db").exists()
