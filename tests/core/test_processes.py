@@ -79,7 +79,8 @@ def test_psutil_says_the_same_where_there_is_no_proc(
     monkeypatch.setattr(processes, "_HAS_PROC", False)
     assert sorted(descendants(family.pid)) == sorted(below)
     assert sorted(marked("PICHAK_TEST_FAMILY", f"of {os.getpid()}")) == sorted(marks)
-    assert memory_bytes([family.pid]) == resident
+    # The process goes on meanwhile: the same to within a few pages.
+    assert memory_bytes([family.pid]) == pytest.approx(resident, abs=1 << 20)
     assert started_at(family.pid) == started_at(family.pid) is not None
     assert started_at(2**22 + 1) is None
     assert descendants(2**22 + 1) == []
