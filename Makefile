@@ -65,7 +65,6 @@ BENCH      := validation/bench_others
 $(BENCH_VENV)/.installed: $(BENCH)/requirements.txt
 	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	@echo "installing the tools to compare with into $(BENCH_VENV) (about two minutes)"
-	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
