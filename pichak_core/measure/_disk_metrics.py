@@ -32,7 +32,7 @@ def readings(result: DiskResult) -> Iterator[Reading]:
         return
     how = f"reads of {result.block} with the page cache bypassed, over {result.what_was_read}"
     sweep_text = f"depths {', '.join(str(depth) for depth in result.mb_s)}"
-    window = "late window" if best.slowed else "all windows"
+    window = "the late windows" if best.slowed else "all windows"
     shared: dict[str, Any] = {"suspect": result.suspect, "conditions": _conditions(result)}
     detail = {
         key: value
@@ -44,7 +44,7 @@ def readings(result: DiskResult) -> Iterator[Reading]:
         READ.name,
         best.mb_s,
         READ.unit,
-        f"{how}; {sweep_text} tried; median over the {window} at depth {best.depth}",
+        f"{how}; {sweep_text} tried; bytes over time in {window} at depth {best.depth}",
         samples=best.samples,
         spread=best.spread,
         seconds=result.seconds,
@@ -75,7 +75,7 @@ def readings(result: DiskResult) -> Iterator[Reading]:
         DEPTH1.name,
         first.mb_s,
         DEPTH1.unit,
-        f"{how}; one read at a time, median over its windows",
+        f"{how}; one read at a time, bytes over time",
         samples=first.samples,
         spread=first.spread,
         **shared,

@@ -62,9 +62,9 @@ class SweepLog:
             read.end - read.start for read in piece.reads if read.end > piece.begin
         )
 
-    def medians(self) -> dict[int, float]:
+    def rates(self) -> dict[int, float]:
         """MB/s by depth so far."""
-        return {depth: statistics.median(rates) for depth, rates in self.windows.items()}
+        return {depth: statistics.fmean(rates) for depth, rates in self.windows.items()}
 
 
 def sweep(
@@ -86,7 +86,7 @@ def sweep(
 
     def lost_seconds(depth: int) -> float:
         """A slice's first and last round of reads, outside its span; from the best rate so far."""
-        rates = log.medians()
+        rates = log.rates()
         return 2 * depth * block_bytes / 1e6 / max(rates.values()) if rates else 0.0
 
     def visit(depth: int, span: float) -> None:
@@ -127,7 +127,7 @@ def _revisit(
 ) -> None:
     if not log.windows:
         return
-    log.revisited = contenders(log.medians())
+    log.revisited = contenders(log.rates())
     while True:
         fitting = [d for d in log.revisited if left() >= lost_seconds(d) + _LEAST_SPAN]
         for depth in fitting:

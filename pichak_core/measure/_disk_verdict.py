@@ -37,14 +37,16 @@ SEEN_SHARE = 0.7
 
 @dataclass(frozen=True)
 class DepthRate:
-    """What one depth gave. `windows` are MB/s in time order; `early`/`late` are their first and
-    last third (at least two), None below four windows. `mb_s` is the median of `samples` windows:
-    all, or the late ones alone where the disk slowed down on the way. Latencies are of one block.
+    """What one depth gave. `windows` are MB/s in time order; `early`/`late` are the medians of
+    their first and last third (at least two), None below four windows. `mb_s` is bytes over time in
+    `samples` windows (a stall counts): all, or the late ones alone where the disk slowed down on
+    the way; `median_mb_s` is their median and `spread` its scaled MAD. Latencies are of one block.
     """
 
     depth: int
     windows: tuple[float, ...]
     mb_s: float
+    median_mb_s: float
     spread: float | None
     samples: int
     early_mb_s: float | None
@@ -71,6 +73,7 @@ class DepthRate:
         return {
             "depth": self.depth,
             "mb_s": self.mb_s,
+            "median_mb_s": self.median_mb_s,
             "spread": self.spread,
             "samples": self.samples,
             "early_mb_s": self.early_mb_s,
@@ -117,11 +120,12 @@ def depth_rate(depth: int, windows: Sequence[float], latencies: Sequence[float])
         third = _third(windows)
         early, late = statistics.median(windows[:third]), statistics.median(windows[-third:])
     counted = windows[-_third(windows) :] if _slowed(windows) else windows
-    rate, spread = median_and_spread(counted)
+    middle, spread = median_and_spread(counted)
     return DepthRate(
         depth,
         tuple(windows),
-        rate,
+        statistics.fmean(counted),
+        middle,
         spread,
         len(counted),
         early,

@@ -196,7 +196,7 @@ class _Run:
             self._bytes_read = reader.bytes_read
 
     def _look_at_huge_pages(self, reader: Reader, seconds: float) -> None:
-        rates = {d: r for d, r in self._log.medians().items() if d in self._log.revisited}
+        rates = {d: r for d, r in self._log.rates().items() if d in self._log.revisited}
         if not rates:
             return
         depth = best_depth(rates)

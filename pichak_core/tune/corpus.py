@@ -60,7 +60,8 @@ def profile_corpus(
     asked = counted.rows if sample is None else min(sample, counted.rows)
     for token_row in encoder.rows(tally.rows_of(drawn)):
         place = tally.waiting.popleft()
-        tally.add(token_row.defects, place)
+        if token_row.defects:
+            tally.add(token_row.defects, place)
         if token_row.length:
             lengths.add(token_row, place)
             formats[token_row.format] += 1

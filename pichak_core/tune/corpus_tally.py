@@ -33,7 +33,8 @@ class Tally:
         """The rows that hold text; what cannot be used is counted here, and why."""
         for raw in drawn:
             self.drawn += 1
-            self.add(raw.defects, raw.place)
+            if raw.defects:
+                self.add(raw.defects, raw.place)
             if not raw.usable:
                 continue
             row = normalise(raw.value)

@@ -122,16 +122,19 @@ class Encoder:
         self, row: Row, segments: Sequence[Segment], ids: Sequence[Sequence[int]]
     ) -> TokenRow:
         templated = bool(row.turns and self.template)
-        parts: list[Sequence[int]] = [self.prefix] if self.prefix else []
-        length = len(self.prefix)
+        prefix = self.prefix
+        parts: list[Sequence[int]] = list(ids)
+        if prefix and parts and self._spells_prefix(segments[0].text, parts[0], templated):
+            parts[0] = parts[0][len(prefix) :]
+        length = len(prefix)
         spans: list[tuple[int, int]] = []
-        for segment, part in zip(segments, ids, strict=True):
-            if parts == [self.prefix] and self._spells_prefix(segment.text, part, templated):
-                part = part[len(self.prefix) :]  # noqa: PLW2901
-            start, length = length, length + len(part)
-            parts.append(part)
+        for segment, part in zip(segments, parts, strict=True):
+            start = length
+            length += len(part)
             if segment.scored and length > start:
                 spans.append((start, length))
+        if prefix:
+            parts.insert(0, prefix)
         if self.suffix and not templated:
             if spans and spans[-1][1] == length:
                 spans[-1] = (spans[-1][0], length + len(self.suffix))

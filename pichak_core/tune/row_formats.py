@@ -222,6 +222,8 @@ def _prompt_text(fields: Mapping[str, Any], defects: list[str]) -> str:
     if key:
         parts.append(fields[key])
         parts += [fields[name] for name in known.extra if name != key and fields[name]]
+    if len(parts) == 1:
+        return text_of(parts[0], defects)
     return "\n".join(text for part in parts if (text := text_of(part, defects)))
 
 

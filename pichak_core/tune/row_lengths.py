@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,9 +54,12 @@ class RowLengths:
         self.lengths.append(row.longest)
         self._own_lengths.append(row.length)
         self.places.append(place)
-        self.completions.append(sum(end - start for start, end in row.spans))
-        for span in row.spans:
-            self._bounds.extend(span)
+        scored = 0
+        for start, end in row.spans:
+            scored += end - start
+            self._bounds.append(start)
+            self._bounds.append(end)
+        self.completions.append(scored)
         self._ends.append(len(self._bounds))
 
     def with_completion(self) -> int:
@@ -123,15 +127,15 @@ def mean_interval(total: int, squared: int, n: int) -> tuple[float, float]:
 
 def histogram(rising: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
     """(from, below, rows) in bins of half an octave, from the shortest row's to the longest's."""
-    counts: dict[int, int] = {}
-    for value in rising:
-        bin_number = max(0, math.floor(2 * math.log2(max(1, value))))
-        # A float's logarithm can fall one bin off at the edges themselves.
-        bin_number += (value >= _edge(bin_number + 1)) - (value < _edge(bin_number) and value > 0)
-        counts[bin_number] = counts.get(bin_number, 0) + 1
-    span = range(min(counts), max(counts) + 1) if counts else range(0)
-    bars = [(_edge(b), _edge(b + 1), counts.get(b, 0)) for b in span]
-    return tuple(bar for bar in bars if bar[0] < bar[1])
+    bars: list[tuple[int, int, int]] = []
+    done, bin_number = 0, 0
+    while done < len(rising):
+        low, below = _edge(bin_number), _edge(bin_number + 1)
+        end = bisect_left(rising, below)
+        if low < below and (bars or end > done):
+            bars.append((low, below, end - done))
+        done, bin_number = end, bin_number + 1
+    return tuple(bars)
 
 
 def _edge(bin_number: int) -> int:
