@@ -148,8 +148,9 @@ def test_four_nodes_give_four_rows_with_plans_and_a_killed_one_costs_its_own(
     assert kinds == {"fingerprint": 4, "task": 1, "ramp": 4}
     assert stored == 9
 
-    process = start(*arguments, *LITTLE, home=tmp_path, address=four_nodes.address)
-    wait_for(lambda: ended(tmp_path, "fingerprint") > 0, process)
+    second = tmp_path / "second"
+    process = start(*arguments, *LITTLE, home=second, address=four_nodes.address)
+    wait_for(lambda: ended(second, "fingerprint") > 0, process)
     four_nodes.remove_node(next(iter(four_nodes.worker_nodes)), allow_graceful=False)
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
