@@ -62,6 +62,7 @@ def task_job(params: Mapping[str, Any], *, progress: Say, partial: Partial) -> d
                 budget_seconds=float(params.get("noise_seconds") or 60.0),
                 say=progress,
             )
+    done_so_far()
     return {"task": plan.to_dict()}
 
 

@@ -212,6 +212,7 @@ def batch(
         plan.set(name, value)
     if found.cut_for_updates:
         plan.set("min_updates", MIN_UPDATES, CONSTANT)
+        plan.note(f"target_tokens: {found.target_source}")
     for note in found.notes:
         plan.note(note)
 

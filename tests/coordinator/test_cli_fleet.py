@@ -128,7 +128,13 @@ def test_history_of_a_metric(path: Path) -> None:
         (["fleet", "profile", "--sample", "-3"], ["-3", "all"]),
         (["fleet", "profile", "--deadline", "ramp"], ["--deadline ramp", "ramp=240"]),
         (["fleet", "profile", "--only", "astrology"], ["astrology", "cpu"]),
-        (["fleet", "profile", "--address", "127.0.0.1:1"], ["127.0.0.1:1", "ray status"]),
+        (
+            ["fleet", "profile", "--address", "127.0.0.1:1", "--seq-len", "64"],
+            ["127.0.0.1:1", "ray status"],
+        ),
+        (["fleet", "profile"], ["--data FILE", "--seq-len"]),
+        (["fleet", "profile", "--sort", "nothing"], ["--sort nothing", "there are"]),
+        (["plan"], ["--data FILE", "--seq-len"]),
         (["plan", "--device", "tpu"], ["tpu", "cuda:N"]),
         (["plan", "--device", "cuda"], ["no GPU", "doctor"]),
     ],
@@ -150,3 +156,27 @@ def test_no_history_yet_is_said(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "pichak fleet profile" in done.stderr
     assert not (tmp_path / "none.db").exists()
+
+
+def test_a_plan_holds_what_both_of_its_jobs_measured(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    data = tmp_path / "train.jsonl"
+    row = json.dumps({"prompt": "p" * 40, "completion": "c" * 20})
+    data.write_text(f"{row}\n" * 300, encoding="utf-8")
+    done = call("plan", "--data", data, "--limit", "2", "--memory-cap", "60MiB", "--json")
+    assert done.exit_code == 0, done.stderr
+    values = json.loads(done.stdout)["plan"]["values"]
+    assert {"seq_len", "noise_scale_tokens", "micro_batch", "learning_rate"} <= set(values)
+    assert values["target_tokens"]["value"] <= values["noise_scale_tokens"]["value"]
+
+
+def test_a_target_of_the_users_own_that_is_cut_is_said(tmp_path: Path) -> None:
+    from pichak_core.tune import parts
+
+    made = Plan()
+    made.set("micro_batch", 1, "1 ran").set("supervised_per_row", 20.0, "counted")
+    made.set("rows_total", 300, "counted")
+    parts.batch(made, 5000)
+    # 300 updates out of 300 rows leave one row of 20 tokens for each.
+    assert made.target_tokens == 20
+    assert any("5,000" in note and "300 updates" in note for note in made.notes)

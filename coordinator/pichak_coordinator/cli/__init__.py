@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from pichak_coordinator.cli.common import EXIT_INTERRUPTED, EXIT_NOTHING
+from pichak_coordinator.cli.common import EXIT_INTERRUPTED, EXIT_NOTHING, end_on_sigterm
 from pichak_core import __version__
 
 #: name -> (module, attribute, one line of help). The line is here so that help imports nothing.
@@ -63,6 +63,7 @@ def app(ctx: click.Context, debug: bool) -> None:
 def main() -> None:
     """Entry point: every way to end has its exit code, and no traceback without --debug."""
     debug = "--debug" in sys.argv[1:]
+    end_on_sigterm()
     try:
         code: Any = app.main(standalone_mode=False)
         sys.stdout.flush()

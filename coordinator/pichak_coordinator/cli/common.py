@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,3 +74,12 @@ def _width(stream: Any) -> int | None:
 def examples(*lines: str) -> str:
     """The examples block of a command's help, kept as it is by click."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def end_on_sigterm() -> None:
+    """A service manager's SIGTERM ends a command as Ctrl-C does: what was measured is kept."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.command(
     epilog="\b\nExamples:\n"
     "  pichak fleet compare                          the newest run\n"
-    "  pichak fleet compare --sort disk_read --plans\n"
+    "  pichak fleet compare --sort disk --plans\n"
     "  pichak fleet compare 20261130T0912 --format md > fleet.md\n"
 )
 @click.argument("run", default="")

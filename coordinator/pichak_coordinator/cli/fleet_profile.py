@@ -17,12 +17,14 @@ from pichak_coordinator.cli.common import (
     EXIT_NOTHING,
     NothingMeasuredError,
     UserError,
+    end_on_sigterm,
     json_option,
     out,
     print_json,
 )
 from pichak_coordinator.cli.options import (
     check_data,
+    check_length,
     check_model,
     open_store,
     store_option,
@@ -97,6 +99,9 @@ def profile(
     corpus, the noise scale and the weights are measured once, on one node. Results are kept in a
     SQLite file, and the next run says what changed.
     """
+    from pichak_coordinator.cli.run_view import comparison_of
+
+    comparison_of([], sort)  # a column that does not exist is said before anything is measured
     request = _request(asked, deadlines)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
@@ -126,7 +131,9 @@ def _request(asked: Mapping[str, Any], deadlines: Sequence[str]) -> ProfileReque
         if name not in known:
             raise UserError(f"--only {name}: the measurements are {', '.join(known)}")
     check_model(given["model"])
-    return ProfileRequest(**given, deadline_seconds=_deadlines(deadlines))
+    seconds = _deadlines(deadlines)
+    check_length(given["model"], given["data"], given["seq_len"])
+    return ProfileRequest(**given, deadline_seconds=seconds)
 
 
 def _deadlines(texts: Sequence[str]) -> dict[str, float]:
@@ -161,6 +168,7 @@ def _measure(
             cluster = Cluster(address, insecure=insecure)
         except ClusterError as error:
             raise UserError(str(error)) from error
+        end_on_sigterm()  # Ray has put its own handler there
         with cluster:
             nodes = cluster.wait_for_nodes()
             where = "a local Ray" if cluster.local else f"the cluster at {cluster.address}"

@@ -178,6 +178,15 @@ def check_model(model: str) -> str:
     return model
 
 
+def check_length(model: str, data: Path | None, seq_len: int | None) -> None:
+    """A model without a row length of its own takes it from the data, or from the user."""
+    if model.startswith(("builtin:", "hf:")) and data is None and seq_len is None:
+        raise UserError(
+            f"--model {model} needs rows of some length: give --data FILE, or --seq-len TOKENS to "
+            "ramp without data"
+        )
+
+
 def store_option(command: Command) -> Command:
     """``--store``: where history is kept."""
     return click.option(

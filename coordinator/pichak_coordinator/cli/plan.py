@@ -16,7 +16,7 @@ from pichak_coordinator.cli.common import (
     json_option,
     print_json,
 )
-from pichak_coordinator.cli.options import check_data, check_model, workload_options
+from pichak_coordinator.cli.options import check_data, check_length, check_model, workload_options
 from pichak_coordinator.cli.progress import Progress, ProgressLine
 from pichak_core.plan import Plan
 
@@ -80,6 +80,7 @@ def plan(
     check_data(data)
     check_model(model)
     where = _device(device)
+    check_length(model, data, asked["seq_len"])
     params: dict[str, Any] = {
         **asked,
         "data": str(data) if data else None,
@@ -137,10 +138,8 @@ def _derive(params: dict[str, Any]) -> tuple[Plan, bool]:
             progress.update([line])
 
         try:
-            task_job(params, progress=show, partial=so_far.update)
-            done = ramp_job(
-                {**params, "task": so_far["task"]}, progress=show, partial=so_far.update
-            )
+            task = task_job(params, progress=show, partial=so_far.update)["task"]
+            done = ramp_job({**params, "task": task}, progress=show, partial=so_far.update)
             return Plan.from_dict(done["plan"]), False
         except KeyboardInterrupt:
             record = so_far.get("plan") or so_far.get("task")
