@@ -19,7 +19,8 @@ class CorpusProfile:
 
     `token_p50` … `token_max` are row lengths, BOS included. `completion_p95` is of the scored
     tokens of rows that have a completion, None where none has. `seq_len` is chosen at `quantile`,
-    which is `quantile_tokens` with a 90 % sampling interval of `quantile_low` to `quantile_high`.
+    which is `quantile_tokens` with a 90 % sampling interval of `quantile_low` to `quantile_high`
+    (the longest row drawn where `sampled` is too small for an upper end; `seq_source` says so).
 
     `supervised_per_row` is the mean over the rows seen of what the loss scores within `seq_len`
     tokens: the completion's tokens there under ``completion_only``, ``min(length, seq_len)`` under

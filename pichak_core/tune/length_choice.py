@@ -30,6 +30,10 @@ class Choice:
     source: str
 
 
+#: One tail of a 90 % interval.
+_TAIL = 0.05
+
+
 def choose_length(
     lengths: RowLengths,
     policy: str,
@@ -62,9 +66,10 @@ def choose_length(
         else f"{format_number(len(rising))} rows drawn uniformly from {format_number(rows_total)} "
         f"(seed {seed})"
     )
-    interval = f" (90 % interval {_n(low)} to {_n(high)})" if not complete else ""
+    interval = "" if complete else f" ({_interval(low, high, len(rising), quantile)})"
     source = f"the {100 * quantile:.4g} % quantile of the length of {drawn} is {_n(wanted)} tokens"
-    source += f"{interval}, rounded up to {_n(fitting[0])} (the bucket edges are a constant)"
+    bucket = "rounded up to" if wanted <= edges[-1] else "cut to the last bucket,"
+    source += f"{interval}, {bucket} {_n(fitting[0])} (the bucket edges are a constant)"
     sentences = _consequences(cut, passed, len(rising), over_last, edges[-1])
     return Choice(cut, wanted, low, high, tuple(passed), over_last, "; ".join([source, *sentences]))
 
@@ -79,7 +84,7 @@ def _consequences(
             f"{_share(passed[-1].emptied, rows)} of the rows would keep no scored token"
         )
     if not cut.truncated:
-        said.append("no row is cut")
+        said.append(f"none of the {_n(rows)} rows read is cut")
     else:
         lost = _share(cut.scored_before - cut.scored, cut.scored_before)
         said.append(
@@ -91,6 +96,14 @@ def _consequences(
     if over_last:
         said.append(f"{_n(over_last)} rows are longer than the last bucket, {_n(last)}")
     return said
+
+
+def _interval(low: int, high: int, rows: int, quantile: float) -> str:
+    """The longest row drawn bounds the quantile at 95 % only if q^n is below 5 %; with fewer rows
+    there is no upper end."""
+    if quantile**rows > _TAIL:
+        return f"90 % interval {_n(low)} or more: {_n(rows)} rows are too few for an upper end"
+    return f"90 % interval {_n(low)} to {_n(high)}"
 
 
 def _n(number: int) -> str:

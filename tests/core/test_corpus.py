@@ -53,7 +53,7 @@ def test_counted_by_hand(tmp_path):
     assert (made.scored_tokens, made.scored_tokens_lost, made.rows_truncated) == (10, 0, 0.0)
     assert made.formats == {"prompt_completion": 3}
     assert made.defects == {}
-    assert "no row is cut" in made.seq_source
+    assert "none of the 3 rows read is cut" in made.seq_source
     assert "all 3 rows" in made.seq_source
 
 
@@ -424,3 +424,11 @@ def test_no_file_crashes_the_profile_and_every_row_is_accounted_for(
     )
     made.describe().encode("utf-8")
     json.dumps(made.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(("rows", "bounded"), [(5, False), (58, False), (59, True)])
+def test_an_upper_end_needs_enough_rows(rows: int, bounded: bool) -> None:
+    """All rows lie below the 95 % quantile with probability 0.95^n, which passes 5 % at n = 59."""
+    from pichak_core.tune.length_choice import _interval
+
+    assert ("too few for an upper end" in _interval(10, 90, rows, 0.95)) is not bounded
