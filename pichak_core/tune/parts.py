@@ -142,6 +142,11 @@ def ramp(
         plan.note(f"{NO_BATCH}: {error}")
         return None
     spent = time.monotonic() - started
+    if getattr(step_fn, "loss_is_finite", None) is False:
+        plan.note(
+            "the loss of the first step was NaN or infinite: memory and times are those of real "
+            "steps, but this model would not train"
+        )
     passes = int(getattr(step_fn, "passes", 1))
     plan.set("micro_batch", Value(found.micro_batch, found.source, spent, "rows"))
     plan.set(

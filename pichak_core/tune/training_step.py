@@ -49,6 +49,8 @@ class TrainingStep:
         self._has_state = False
         self.phase = "idle"
         self.steps_run = 0
+        #: Whether the first loss was a finite number; None before the first call.
+        self.loss_is_finite: bool | None = None
         _check_optimizer(optimizer)
 
     def __call__(self, b: int) -> None:
@@ -95,6 +97,8 @@ class TrainingStep:
         self.phase = "forward"
         loss = self._loss_of(b)
         _check_loss(loss)
+        if self.loss_is_finite is None:
+            self.loss_is_finite = bool(loss.detach().isfinite())
         self.phase = "backward"
         loss.backward()  # type: ignore[no-untyped-call]
 

@@ -126,6 +126,21 @@ def test_gradients_that_say_nothing_are_a_note() -> None:
     assert any("no noise scale" in note for note in plan.notes)
 
 
+@pytest.mark.parametrize(("factor", "told"), [(1.0, False), (math.nan, True), (math.inf, True)])
+def test_a_loss_that_is_no_number_is_told(factor: float, told: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from pichak_core.devices.torch_backend import backend_for
+    from pichak_core.tune import TrainingStep
+
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = TrainingStep(lambda b: model(torch.ones(b, 8)).square().mean() * factor, optimizer)
+    backend = backend_for("cpu", cap_bytes=10 * MIB)
+    plan = derive(step_fn=step, device="cpu", backend=backend, limit=2)
+    assert plan.micro_batch_max == 2
+    assert any("NaN or infinite" in note for note in plan.notes) is told
+
+
 # -- a fleet's jobs -------------------------------------------------------------------------------
 
 
