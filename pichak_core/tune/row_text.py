@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -150,8 +150,3 @@ def from_json_text(value: Any, defects: list[str]) -> Any:
     if replaced:
         defects.append("lone_surrogate")
     return made
-
-
-def plain_text(segments: Sequence[Segment]) -> str:
-    """The whole row as one string."""
-    return "".join(segment.text for segment in segments)

@@ -69,7 +69,7 @@ def main() -> int:
         "date": DATE,
         "environment": environment(load_before, load_timed),
         "rows": options.rows,
-        "tokens_bytes_a_row": round(rows_bytes(strings) / options.rows, 1),
+        "text_bytes_a_row": round(rows_bytes(strings) / options.rows, 1),
         "ratio": ratio,
         "growth_mb_sampled": round(sampled, 1),
         "growth_bytes_a_row_every_row": round(a_row, 1),
