@@ -93,6 +93,7 @@ class FakeDevice:
     kind: str = "fake"
     may_page: bool = False
     watch_slows: bool = False
+    spill_unknown: str = ""
     cap_bytes: int | None = None
     ran: list[int] = field(default_factory=list)
     released: int = 0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys as _sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pichak_core.measurement import Unmeasured
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,25 @@ class Peak:
 class ProcessMemory:
     """What the system's own counters say this process uses of a GPU, in bytes: on the card
     (`dedicated`), and in system memory that stands in for the card (`shared`); and what the
-    allocator had `reserved` at that moment."""
+    allocator had `reserved` at that moment. `card_dedicated` and `card_shared` are all programs'
+    together, None where the system does not say."""
 
     dedicated: int
     shared: int
     reserved: int
+    card_dedicated: int | None = None
+    card_shared: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuMemoryUse:
+    """The system's counters of one process on one card and of the whole card, in bytes; see
+    `ProcessMemory`."""
+
+    dedicated: int
+    shared: int
+    card_dedicated: int | None = None
+    card_shared: int | None = None
 
 
 class Backend(Protocol):
@@ -44,7 +63,8 @@ class Backend(Protocol):
     `unified`: the capacity is the system's own memory, so that allocating until it is refused can
     take the host down. `may_page`: an allocation past the capacity may
     be backed by slower memory without an error. `watch_slows`: `watch()` slows the steps it
-    counts, so that they say nothing about speed.
+    counts, so that they say nothing about speed. `spill_unknown`: why `process_memory()` last gave
+    nothing, "" where it gave something or nobody asked.
     """
 
     device: str
@@ -52,6 +72,7 @@ class Backend(Protocol):
     unified: bool
     may_page: bool
     watch_slows: bool
+    spill_unknown: str
 
     def describe(self) -> str:
         """A person's name for the device ("NVIDIA L4, 23,034 MiB" / the CPU's model)."""
@@ -84,3 +105,26 @@ class Backend(Protocol):
 
     def release(self) -> None:
         """Give back what nothing references: collector first, then the allocator's cache."""
+
+
+def gpu_memory_reader(
+    pci_bus_id: Callable[[], str],
+) -> Callable[[], GpuMemoryUse | Unmeasured] | None:
+    """Reads this process's GPU memory from the system's own counters; None where the system has
+    none (only Windows itself has them: WSL2 spills too, and shows no counters inside).
+
+    `pci_bus_id` gives NVML's address of the card, "" when unknown; it is asked once, at the first
+    reading.
+    """
+    if _sys.platform != "win32":
+        return None
+    from pichak_core.devices.windows import gpu_memory
+
+    address: list[str] = []
+
+    def read() -> GpuMemoryUse | Unmeasured:
+        if not address:
+            address.append(pci_bus_id())
+        return gpu_memory(address[0])
+
+    return read

@@ -28,6 +28,7 @@ class CpuBackend:
     device = "cpu"
     kind = "cpu"
     may_page = False
+    spill_unknown = ""
     watch_slows = True
 
     def __init__(self, available: Callable[[], tuple[int, str]] = available_host_memory) -> None:

@@ -7,14 +7,18 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pichak_core.devices import Capacity, Peak, ProcessMemory
+from pichak_core.devices import Capacity, GpuMemoryUse, Peak, ProcessMemory
 from pichak_core.devices.caps import cap_of, remember_cap
 from pichak_core.devices.cpu_backend import available_host_memory
+from pichak_core.measurement import Unmeasured
 
 #: Constants. On a part that shares the system's memory this much of it stays the system's: an
 #: allocation that takes the rest raises nothing there and can freeze the host.
 UNIFIED_RESERVE_BYTES = 2 * 2**30
 UNIFIED_RESERVE_SHARE = 0.05
+
+#: Counters that show less of a process than this share of what its allocator holds are not its.
+_COVERED_SHARE = 0.5
 
 
 class CudaBackend:
@@ -25,8 +29,8 @@ class CudaBackend:
     and so not in `capacity()`; what it grew by since is part of every peak. Another program's
     growth cannot be told from it and counts too.
 
-    `available` gives the host memory still available and its source. `counters` reads (dedicated,
-    shared) bytes of this process from the system's own counters, where it has them.
+    `available` gives the host memory still available and its source. `counters` reads what this
+    process uses from the system's own counters, where it has them.
     """
 
     kind = "cuda"
@@ -39,11 +43,12 @@ class CudaBackend:
         cuda: Any,
         *,
         available: Callable[[], tuple[int, str]] = available_host_memory,
-        counters: Callable[[], tuple[int, int] | None] | None = None,
+        counters: Callable[[], GpuMemoryUse | Unmeasured] | None = None,
     ) -> None:
         self._cuda = cuda
         self._available = available
         self._counters = counters
+        self.spill_unknown = ""
         self._index = device_index(device, cuda)
         self.device = f"cuda:{self._index}"
         properties = cuda.get_device_properties(self._index)
@@ -111,10 +116,23 @@ class CudaBackend:
 
     def process_memory(self) -> ProcessMemory | None:
         """The system's counters, where a reader was given and answers."""
-        reading = self._counters() if self._counters else None
-        if reading is None:
+        if self._counters is None:
             return None
-        return ProcessMemory(*reading, reserved=int(self._cuda.memory_reserved(self._index)))
+        reserved = int(self._cuda.memory_reserved(self._index))
+        use = self._counters()
+        if isinstance(use, Unmeasured):
+            self.spill_unknown = use.detail
+            return None
+        if use.dedicated + use.shared < _COVERED_SHARE * reserved:
+            self.spill_unknown = (
+                f"spill unknown: the counters show {_gib(use.dedicated + use.shared)} of this "
+                f"process, whose allocator holds {_gib(reserved)}"
+            )
+            return None
+        self.spill_unknown = ""
+        return ProcessMemory(
+            use.dedicated, use.shared, reserved, use.card_dedicated, use.card_shared
+        )
 
     def peak_source(self) -> str:
         """What a peak counts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pichak_core.devices import Backend
+from pichak_core.devices import Backend, gpu_memory_reader
 
 
 def backend_for(device: str, *, cap_bytes: int | None = None) -> Backend:
@@ -29,12 +29,31 @@ def backend_for(device: str, *, cap_bytes: int | None = None) -> Backend:
                 f"device {device!r}: torch {torch.__version__} sees no CUDA device; "
                 "install a CUDA build of torch and check the driver, or use device='cpu'"
             )
-        from pichak_core.devices.cuda_backend import CudaBackend
+        from pichak_core.devices.cuda_backend import CudaBackend, device_index
 
-        backend = CudaBackend(device, torch.cuda)
+        backend = CudaBackend(
+            device,
+            torch.cuda,
+            counters=gpu_memory_reader(lambda: _pci_bus_id(device_index(device, torch.cuda))),
+        )
     if cap_bytes is not None:
         backend.set_cap(cap_bytes)
     return backend
+
+
+def _pci_bus_id(index: int) -> str:
+    """The PCI address of torch's device, from torch or else through its UUID from NVML; "" where
+    neither knows."""
+    from pichak_core.devices.gpu_join import join, torch_gpu
+
+    device = torch_gpu(index)
+    if device.pci_bus_id:
+        return device.pci_bus_id
+    from pichak_core.devices.gpus import read_gpus
+    from pichak_core.measurement import Unmeasured
+
+    gpu = join(device, read_gpus().gpus)
+    return "" if isinstance(gpu, Unmeasured) else gpu.text("pci_bus_id") or ""
 
 
 def _torch() -> Any:

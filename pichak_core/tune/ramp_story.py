@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from pichak_core.devices import Backend
+from pichak_core.plan import format_number
 from pichak_core.tune.ramp_result import LimitedBy, Rung
 
 #: What to cut next, by the phase in which one row ran out of memory.
@@ -70,7 +71,7 @@ def tell(
     seconds = timings[kept]
     unit, scale = ("rows/s", 1) if tokens_per_row is None else ("tokens/s", tokens_per_row)
     paces = {
-        size: f"{size * passes * scale / statistics.median(timed):,.4g} {unit}"
+        size: f"{format_number(size * passes * scale / statistics.median(timed))} {unit}"
         for size, timed in timings.items()
     }
     each = f" of {passes} micro-batches" if passes > 1 else ""
@@ -135,5 +136,6 @@ def _clock(backend: Backend) -> str:
     if backend.watch_slows:
         return "Steps were timed again without the counting, which slows them. "
     if backend.may_page and backend.process_memory() is None:
-        return "No system counters tell of paging here: capacity and time were the signs. "
+        why = backend.spill_unknown or "no system counters tell of paging here"
+        return f"{why[0].upper()}{why[1:]}: capacity and time were the signs. "
     return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pichak_core.tune.ramp_result import NoStepError, Verdict
 from pichak_core.tune.ramp_story import gib
 from pichak_core.tune.ramp_trial import Attempt, StepRunner
-from pichak_core.tune.spill import SPILL_FACTOR, spilled_bytes
+from pichak_core.tune.spill import SPILL_FACTOR, spill_between, spilled_bytes
 
 #: Constant. With less host memory than this left behind a step, the size does not fit.
 HOST_GUARD_BYTES = 512 * 2**20
@@ -125,4 +125,8 @@ def _rate(attempt: Attempt) -> float:
 
 def _measured(attempt: Attempt) -> str:
     seconds = statistics.median(attempt.seconds)
-    return f"peak {gib(attempt.peak.reserved)} in {seconds:.3g} s"
+    text = f"peak {gib(attempt.peak.reserved)} in {seconds:.3g} s"
+    others = spill_between(attempt.before, attempt.after).others_bytes
+    if others:
+        text += f", {gib(others)} of other programs pushed to system memory"
+    return text

@@ -6,6 +6,9 @@ and the step crawls.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from pichak_core.devices import Backend, ProcessMemory
 from pichak_core.devices.caps import cap_of
 from pichak_core.devices.torch_backend import backend_for
@@ -57,16 +60,59 @@ def forbid_spill(
     )
 
 
-def spilled_bytes(before: ProcessMemory | None, after: ProcessMemory | None) -> int | None:
-    """Bytes of this process that the driver moved to system memory between two readings.
+SpillKind = Literal["unknown", "none", "pinned", "spill", "others pushed out"]
+
+
+@dataclass(frozen=True)
+class Spill:
+    """What two readings of the system's counters say.
+
+    `moved_bytes` of this process are in system memory instead of on the card, `others_bytes` of
+    other programs went there meanwhile; both are None where the counters are missing, which is
+    "unknown", never "no spill". `kind`: "pinned" is host memory that the GPU may reach, and no
+    spill; "others pushed out" is this process at the cost of another one.
+    """
+
+    kind: SpillKind
+    moved_bytes: int | None
+    others_bytes: int | None = None
+
+
+def spill_between(before: ProcessMemory | None, after: ProcessMemory | None) -> Spill:
+    """Whether this process, or another one, was moved to system memory between two readings.
 
     A spill raises the shared usage and lowers ``dedicated - reserved`` by the same amount; pinned
-    host memory raises the shared usage alone and is no spill. 0 within the counters' noise; None
-    when either reading is missing, which is "unknown", never "no spill".
+    host memory raises the shared usage alone. What was moved before the first reading stays moved:
+    it shows in what the allocator holds and the card does not. The card's shared memory growing by
+    more than this process's own is another program pushed out. Changes within the counters' noise
+    (64 MiB) are none.
     """
     if before is None or after is None:
-        return None
+        return Spill("unknown", None)
     shared_growth = after.shared - before.shared
     missing = (before.dedicated - before.reserved) - (after.dedicated - after.reserved)
-    moved = min(shared_growth, missing)
-    return moved if moved > _NOISE_BYTES else 0
+    still_moved = min(after.shared, after.reserved - after.dedicated)
+    moved = _above_noise(max(min(shared_growth, missing), still_moved))
+    others = None
+    if before.card_shared is not None and after.card_shared is not None:
+        others = _above_noise(after.card_shared - before.card_shared - shared_growth)
+    kind: SpillKind = "none"
+    if moved:
+        kind = "spill"
+    elif others:
+        kind = "others pushed out"
+    elif _above_noise(shared_growth):
+        kind = "pinned"
+    return Spill(kind, moved, others)
+
+
+def spilled_bytes(before: ProcessMemory | None, after: ProcessMemory | None) -> int | None:
+    """Bytes of this process that the driver moved to system memory; see `spill_between`.
+
+    0 within the counters' noise; None when either reading is missing.
+    """
+    return spill_between(before, after).moved_bytes
+
+
+def _above_noise(count: int) -> int:
+    return count if count > _NOISE_BYTES else 0

@@ -11,7 +11,12 @@ from pichak_core.devices.caps import cap_of, remember_cap
 from pichak_core.devices.cpu_backend import CpuBackend
 from pichak_core.devices.cuda_backend import CudaBackend
 from pichak_core.testing import GIB, MIB, FakeCuda, OutOfMemoryError
-from pichak_core.tune.spill import SPILL_GUARD_BYTES, forbid_spill, spilled_bytes
+from pichak_core.tune.spill import (
+    SPILL_GUARD_BYTES,
+    forbid_spill,
+    spill_between,
+    spilled_bytes,
+)
 
 pytest.importorskip("torch")
 
@@ -130,3 +135,45 @@ def test_missing_counters_are_unknown_and_not_zero() -> None:
     reading = memory(1, 1, 1)
     assert spilled_bytes(None, reading) is None
     assert spilled_bytes(reading, None) is None
+    assert spill_between(None, reading).kind == spill_between(reading, None).kind == "unknown"
+
+
+def with_card(dedicated: float, shared: float, reserved: float, card: float) -> ProcessMemory:
+    return ProcessMemory(
+        int(dedicated * GIB), int(shared * GIB), int(reserved * GIB), None, int(card * GIB)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        # 1 GiB of the 6 that the allocator took is in system memory, also of the card's count
+        (with_card(0.3, 0.1, 0.0, 0.5), with_card(5.3, 1.1, 6.0, 1.5), "spill"),
+        (with_card(0.3, 0.1, 0.0, 0.5), with_card(6.3, 1.1, 6.0, 1.5), "pinned"),
+        (with_card(0.3, 0.1, 0.0, 0.5), with_card(6.3, 0.1, 6.0, 1.5), "others pushed out"),
+        (with_card(0.3, 0.1, 0.0, 0.5), with_card(6.3, 0.1, 6.0, 0.5), "none"),
+        # another program gave its own shared memory back meanwhile
+        (with_card(0.3, 0.1, 0.0, 2.5), with_card(6.3, 0.1, 6.0, 0.5), "none"),
+        # both at once: the own spill is what matters, and the other one is told beside it
+        (with_card(0.3, 0.1, 0.0, 0.5), with_card(5.3, 1.1, 6.0, 2.5), "spill"),
+    ],
+)
+def test_who_was_moved(before: ProcessMemory, after: ProcessMemory, kind: str) -> None:
+    seen = spill_between(before, after)
+    assert seen.kind == kind
+    grown = (after.card_shared or 0) - (before.card_shared or 0)
+    others = max(0, grown - (after.shared - before.shared))
+    assert seen.others_bytes == pytest.approx(others, abs=1)
+    assert bool(seen.moved_bytes) == (kind == "spill")
+
+
+def test_what_was_moved_before_the_first_reading_is_still_moved() -> None:
+    # 2 GiB of weights were demoted while they were loaded; the step adds nothing
+    before, after = memory(4.2, 2.1, 6.0), memory(4.2, 2.1, 6.0)
+    assert spilled_bytes(before, after) == pytest.approx(1.8 * GIB, rel=1e-6)
+    # pinned memory beside a card that holds all of it is none
+    assert spilled_bytes(memory(6.2, 2.1, 6.0), memory(6.2, 2.1, 6.0)) == 0
+
+
+def test_a_card_that_does_not_tell_leaves_others_unknown() -> None:
+    assert spill_between(memory(1, 0, 1), memory(1, 0, 1)).others_bytes is None

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from pichak_core.devices import GpuMemoryUse, ProcessMemory
 from pichak_core.devices.caps import cap_of, remember_cap
 from pichak_core.devices.cpu_backend import CpuBackend
 from pichak_core.devices.cuda_backend import UNIFIED_RESERVE_BYTES, CudaBackend
 from pichak_core.devices.live_tensors import LiveTensors, live_bytes
 from pichak_core.devices.torch_backend import backend_for
+from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.testing import GIB, MIB, FakeCuda, OutOfMemoryError
 from pichak_core.tune.ramp import ramp_micro_batch
 from pichak_core.tune.ramp_result import DoesNotFit
@@ -360,10 +362,22 @@ def test_host_memory_and_counters_are_passed_on() -> None:
     assert cuda_backend(cuda).host_free_bytes() == 64 * GIB
     assert cuda_backend(cuda).process_memory() is None
     cuda.allocate(GIB)
-    reading = cuda_backend(cuda, counters=lambda: (7, 8)).process_memory()
-    assert reading is not None
-    assert (reading.dedicated, reading.shared, reading.reserved) == (7, 8, GIB)
-    assert cuda_backend(cuda, counters=lambda: None).process_memory() is None
+    seen = GpuMemoryUse(GIB + 7, 8, 2 * GIB, 9)
+    reading = cuda_backend(cuda, counters=lambda: seen).process_memory()
+    assert reading == ProcessMemory(GIB + 7, 8, GIB, 2 * GIB, 9)
+
+
+def test_counters_that_cannot_be_this_process_are_unknown_and_not_zero() -> None:
+    # field case 39
+    cuda = FakeCuda(6 * GIB)
+    cuda.allocate(GIB)
+    gap = Unmeasured("gpu.process_memory", Reason.NOT_SUPPORTED, "spill unknown: no such process")
+    backend = cuda_backend(cuda, counters=lambda: gap)
+    assert backend.process_memory() is None
+    assert backend.spill_unknown == "spill unknown: no such process"
+    backend = cuda_backend(cuda, counters=lambda: GpuMemoryUse(0, 0))
+    assert backend.process_memory() is None
+    assert "whose allocator holds 1.00 GiB" in backend.spill_unknown
 
 
 @pytest.mark.parametrize("name", ["cuda:x", "cuda:", "cpu", "cuda:-1"])

@@ -1,0 +1,669 @@
+"""Windows' GPU memory counters: names, adapters, missing and damaged counters, the calls.
+
+The counters and the adapters come from fakes of pdh.dll and gdi32.dll that hold the structures of
+the Windows API; everything behind the two libraries is real.
+"""
+
+# ruff: noqa: N802 - the fakes have the names of the Windows API
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pichak_core.devices import GpuMemoryUse, gpu_memory_reader, windows_adapters, windows_pdh
+from pichak_core.devices.cuda_backend import CudaBackend
+from pichak_core.devices.windows import gpu_memory
+from pichak_core.devices.windows_adapters import Adapter, list_adapters, luids_of_card
+from pichak_core.devices.windows_counters import (
+    ADAPTER_DEDICATED,
+    ADAPTER_SHARED,
+    PATHS,
+    PROCESS_DEDICATED,
+    PROCESS_SHARED,
+    CounterItem,
+    CounterPath,
+    Luid,
+    english_indices,
+    gpu_memory_use,
+    parse_instance,
+)
+from pichak_core.devices.windows_pdh import (
+    MORE_DATA,
+    NO_DATA,
+    NO_OBJECT,
+    FormattedItem,
+    PdhError,
+    read_counters,
+)
+from pichak_core.measurement import Reason, Unmeasured
+from pichak_core.testing import GIB, MIB, FakeClock, FakeCuda
+from pichak_core.tune.ramp import ramp_micro_batch
+
+CARD = Luid(0, 0x1532A)
+GHOSTS = (Luid(0, 0x15300), Luid(0, 0x15301))
+INTEL = Luid(0, 0xC4A5)
+
+
+def name(luid: Luid, pid: int | None = None) -> str:
+    owner = "" if pid is None else f"pid_{pid}_"
+    return f"{owner}luid_0x{luid.high:08X}_0x{luid.low:08X}_phys_0"
+
+
+def row(instance: str, value: int, status: int = 0) -> CounterItem:
+    return CounterItem(instance, status, value)
+
+
+def rows_of(
+    dedicated: int, shared: int, *, pid: int = 77, luid: Luid = CARD
+) -> dict[CounterPath, list[CounterItem]]:
+    return {
+        PROCESS_DEDICATED: [row(name(luid, pid), dedicated)],
+        PROCESS_SHARED: [row(name(luid, pid), shared)],
+        ADAPTER_DEDICATED: [row(name(luid), dedicated + GIB)],
+        ADAPTER_SHARED: [row(name(luid), shared + 3 * MIB)],
+    }
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("instance", "pid", "luid"),
+    [
+        ("pid_77_luid_0x0_0x1532A_phys_0", 77, CARD),  # field case 40
+        ("pid_7_luid_0x00000000_0x0001532A_phys_0", 7, CARD),
+        ("luid_0x00000000_0x0001532A_phys_0", None, CARD),
+        ("luid_0x00000001_0x0000C4A5_phys_1", None, Luid(1, 0xC4A5)),
+        ("PID_77_LUID_0X0_0x1532a_PHYS_0", 77, CARD),
+        ("pid_77_luid_0x0_0x1532A_phys_0#1", 77, CARD),
+    ],
+)
+def test_an_instance_names_process_and_adapter(instance: str, pid: int | None, luid: Luid) -> None:
+    at = parse_instance(instance)
+    assert at is not None
+    assert (at.pid, at.luid) == (pid, luid)
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        "",
+        "_Total",
+        "pid_77",
+        "pid_77_luid_0x0_phys_0",
+        "pid_x_luid_0x0_0x1_phys_0",
+        "pid_77_luid_0x0_0x1_phys_0_eng_3_engtype_3D",  # of the engines, not of memory
+    ],
+)
+def test_what_is_no_such_instance_is_left_out(instance: str) -> None:
+    assert parse_instance(instance) is None
+
+
+# --- sums --------------------------------------------------------------------------------------
+
+
+def test_one_card_with_placeholders_beside_an_integrated_gpu() -> None:
+    # field case 40: three LUIDs of one card, an Intel one whose 78 MiB shared are no spill
+    rows = {
+        PROCESS_DEDICATED: [
+            row(name(CARD, 77), GIB),
+            *[row(name(ghost, 77), 0) for ghost in GHOSTS],
+            row(name(INTEL, 77), 0),
+            row(name(CARD, 7), 5 * GIB),  # pid_7 is not pid_77
+            row(name(CARD, 777), 6 * GIB),
+        ],
+        PROCESS_SHARED: [
+            row(name(CARD, 77), 10 * MIB),
+            *[row(name(ghost, 77), 0) for ghost in GHOSTS],
+            row(name(INTEL, 77), 78 * MIB),
+            row(name(CARD, 7), 3 * GIB),
+        ],
+        ADAPTER_DEDICATED: [row(name(CARD), 7 * GIB), row(name(INTEL), 0)],
+        ADAPTER_SHARED: [row(name(CARD), 4 * GIB), row(name(INTEL), 900 * MIB)],
+    }
+    expected = GpuMemoryUse(GIB, 10 * MIB, 7 * GIB, 4 * GIB)
+    assert gpu_memory_use(rows, {CARD}, 77) == expected
+    assert gpu_memory_use(rows, {CARD, *GHOSTS}, 77) == expected
+
+
+def test_a_process_with_zero_is_not_a_process_that_is_absent() -> None:
+    assert gpu_memory_use(rows_of(0, 0), {CARD}, 77) == GpuMemoryUse(0, 0, GIB, 3 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason", "words"),
+    [
+        # field case 39: the counters are there, and this process never appears
+        (rows_of(GIB, 0, pid=12), Reason.NOT_SUPPORTED, "none of process 77"),
+        # field case 39: nothing at all, as with a damaged registry
+        ({}, Reason.NOT_SUPPORTED, "missing or damaged"),
+        (rows_of(GIB, 0, luid=INTEL), Reason.NOT_SUPPORTED, "on other adapters only"),
+        # field case 14's sentinel, as a signed number
+        (rows_of(-1, 0), Reason.FAILED, "no such size"),
+        (rows_of(GIB, 2**62), Reason.FAILED, "no such size"),
+        (
+            rows_of(GIB, 0) | {PROCESS_SHARED: [row(name(CARD, 77), 0, 0xC0000BC6)]},
+            Reason.FAILED,
+            "status 0xC0000BC6",
+        ),
+        (
+            {k: v for k, v in rows_of(GIB, 0).items() if k != PROCESS_SHARED},
+            Reason.NOT_SUPPORTED,
+            "Shared Usage lists nothing",
+        ),
+    ],
+)
+def test_missing_and_damaged_counters_are_unknown_and_never_zero(
+    rows: dict[CounterPath, list[CounterItem]], reason: Reason, words: str
+) -> None:
+    found = gpu_memory_use(rows, {CARD}, 77)
+    assert isinstance(found, Unmeasured)
+    assert found.reason is reason
+    assert found.detail.startswith("spill unknown")
+    assert words in found.detail
+
+
+def test_the_cards_own_figures_may_be_missing_alone() -> None:
+    rows = rows_of(GIB, MIB)
+    rows[ADAPTER_SHARED] = [row(name(CARD), -1)]
+    del rows[ADAPTER_DEDICATED]
+    assert gpu_memory_use(rows, {CARD}, 77) == GpuMemoryUse(GIB, MIB, None, None)
+
+
+# --- adapters ----------------------------------------------------------------------------------
+
+FIRST, SECOND = (1, 0, 0), (0x41, 0, 0)
+
+
+def nvidia(luid: Luid, address: tuple[int, int, int] | None = FIRST) -> Adapter:
+    return Adapter(luid, windows_adapters.NVIDIA, address)
+
+
+LAPTOP = [
+    Adapter(INTEL, 0x8086, (0, 2, 0)),
+    nvidia(CARD),
+    nvidia(GHOSTS[0]),
+    Adapter(GHOSTS[1], windows_adapters.NVIDIA, None),
+    Adapter(Luid(0, 9), 0x1414, None),  # the software renderer
+]
+
+
+@pytest.mark.parametrize("address", ["00000000:01:00.0", "0000:01:00.0", "00000000:01:00", ""])
+def test_a_card_is_found_by_its_address_with_all_its_ids(address: str) -> None:
+    # field case 40
+    assert luids_of_card(LAPTOP, address) == frozenset({CARD, GHOSTS[0]})
+
+
+def test_of_two_cards_none_is_guessed() -> None:
+    both = [nvidia(CARD), nvidia(GHOSTS[0], SECOND)]
+    assert luids_of_card(both, "00000000:41:00.0") == frozenset({GHOSTS[0]})
+    found = luids_of_card(both, "")
+    assert isinstance(found, Unmeasured)
+    assert "2 NVIDIA cards" in found.detail
+
+
+def test_a_card_without_a_graphics_adapter_is_unknown() -> None:
+    found = luids_of_card(LAPTOP, "00000000:02:00.0")
+    assert isinstance(found, Unmeasured)
+    assert "no NVIDIA graphics adapter at PCI 00000000:02:00.0 (listed: 01:00.0)" in found.detail
+    none = luids_of_card([Adapter(INTEL, 0x8086, (0, 2, 0))], "")
+    assert isinstance(none, Unmeasured)
+    assert none.reason is Reason.NO_DEVICE
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(ValueError, match="is not a PCI address"):
+        luids_of_card(LAPTOP, "GPU-0")
+
+
+class FakeGdi32:
+    """gdi32's D3DKMT calls over a list of adapters."""
+
+    def __init__(self, adapters: Sequence[Adapter], *, status: int = 0) -> None:
+        self.adapters, self.status = adapters, status
+        self.open: set[int] = set()
+
+    def D3DKMTEnumAdapters2(self, request: Any) -> int:
+        asked = request._obj
+        if self.status:
+            return self.status
+        if not asked.adapters:
+            asked.count = 16  # the most there can be
+            return 0
+        assert asked.count >= len(self.adapters)
+        for place, adapter in enumerate(self.adapters):
+            handle = 0x40000000 + place
+            high = ctypes.c_int32(adapter.luid.high).value
+            asked.adapters[place] = windows_adapters.AdapterInfo(
+                handle, adapter.luid.low, high, 1, 0
+            )
+            self.open.add(handle)
+        asked.count = len(self.adapters)
+        return 0
+
+    def D3DKMTQueryAdapterInfo(self, request: Any) -> int:
+        asked = request._obj
+        adapter = self.adapters[asked.adapter - 0x40000000]
+        if asked.type == windows_adapters.ADAPTER_ADDRESS:
+            assert asked.data_bytes == 12
+            answer = windows_adapters.AdapterAddress.from_address(asked.data)
+            none = (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+            answer.bus, answer.device, answer.function = adapter.address or none
+            return 0
+        assert asked.type == windows_adapters.PHYSICAL_ADAPTER_DEVICE_IDS
+        assert asked.data_bytes == 28
+        if adapter.vendor is None:
+            return -1073741637  # STATUS_NOT_SUPPORTED
+        windows_adapters.DeviceIds.from_address(asked.data).vendor = adapter.vendor
+        return 0
+
+    def D3DKMTCloseAdapter(self, request: Any) -> int:
+        self.open.remove(request._obj.adapter)
+        return 0
+
+
+def test_adapters_are_listed_and_every_handle_is_given_back() -> None:
+    adapters = [*LAPTOP, Adapter(Luid(0xFFFFFFFF, 5), None, (3, 1, 2))]
+    fake = FakeGdi32(adapters)
+    assert list_adapters(fake) == adapters
+    assert not fake.open
+
+
+def test_adapters_that_cannot_be_listed_are_an_error() -> None:
+    with pytest.raises(OSError, match="NTSTATUS 0xC0000002"):
+        list_adapters(FakeGdi32([], status=-1073741822))
+
+
+def test_the_structures_have_the_sizes_of_the_windows_api() -> None:
+    """On 64 bits; d3dkmthk.h and pdh.h."""
+    assert ctypes.sizeof(windows_adapters.AdapterInfo) == 20
+    assert ctypes.sizeof(windows_adapters.EnumAdapters2) == 16
+    assert ctypes.sizeof(windows_adapters.QueryAdapterInfo) == 24
+    assert ctypes.sizeof(windows_adapters.DeviceIds) == 28
+    assert ctypes.sizeof(windows_pdh.FormattedValue) == 16
+    assert ctypes.sizeof(FormattedItem) == 24
+    assert FormattedItem.formatted.offset == 8
+
+
+# --- the counter library -----------------------------------------------------------------------
+
+GERMAN = {
+    "GPU Process Memory": "GPU-Prozessspeicher",
+    "GPU Adapter Memory": "GPU-Adapterspeicher",
+    "Dedicated Usage": "Dedizierte Auslastung",
+    "Shared Usage": "Freigegebene Auslastung",
+}
+INDEX = {
+    "GPU Process Memory": 9000,
+    "GPU Adapter Memory": 9100,
+    "Dedicated Usage": 9002,
+    "Shared Usage": 9004,
+}
+
+
+@dataclass
+class FakePdh:
+    """pdh.dll over rows. `language` gives the system's own names; with `english` it knows the
+    English ones as well, as from Vista on. Values grow in number while they are asked for, `grows`
+    times. Names of `PdhLookupPerfNameByIndexW` come by `INDEX`."""
+
+    rows: dict[CounterPath, list[CounterItem]]
+    language: dict[str, str] = field(default_factory=dict)
+    english: bool = True
+    grows: int = 0
+    collect_status: int = 0
+    added: list[str] = field(default_factory=list)
+    open: int = 0
+    _counters: list[CounterPath] = field(default_factory=list)
+    _kept: list[Any] = field(default_factory=list)
+
+    def PdhOpenQueryW(self, source: None, data: int, query: Any) -> int:
+        query._obj.value = 1
+        self.open += 1
+        return 0
+
+    def PdhCloseQuery(self, query: Any) -> int:
+        self.open -= 1
+        return 0
+
+    def _add(self, text: str, counter: Any, local: Callable[[str], str]) -> int:
+        for path in self.rows:
+            spelled = CounterPath(local(path.counter_set), local(path.counter))
+            if spelled.wildcard == text:
+                self.added.append(text)
+                self._counters.append(path)
+                counter._obj.value = len(self._counters)
+                return 0
+        return NO_OBJECT
+
+    def PdhAddEnglishCounterW(self, query: Any, text: str, data: int, counter: Any) -> int:
+        return self._add(text, counter, str) if self.english else NO_OBJECT
+
+    def PdhAddCounterW(self, query: Any, text: str, data: int, counter: Any) -> int:
+        return self._add(text, counter, lambda word: self.language.get(word, word))
+
+    def PdhLookupPerfNameByIndexW(self, machine: None, index: int, buffer: Any, size: Any) -> int:
+        words = [word for word, number in INDEX.items() if number == index]
+        if not words:
+            return 0xC0000BB9
+        buffer.value = self.language.get(words[0], words[0])
+        size._obj.value = len(buffer.value) + 1
+        return 0
+
+    def PdhCollectQueryData(self, query: Any) -> int:
+        return self.collect_status
+
+    def PdhGetFormattedCounterArrayW(
+        self, counter: Any, form: int, size: Any, count: Any, buffer: Any
+    ) -> int:
+        assert form & windows_pdh.FORMAT_LARGE
+        path = self._counters[counter.value - 1]
+        if buffer is not None and self.grows:
+            self.grows -= 1
+            extra = [row(name(CARD, 5000 + i), 1) for i in range(100)]
+            self.rows[path] = self.rows[path] + extra
+        items = self.rows[path]
+        needed = len(items) * ctypes.sizeof(FormattedItem)
+        if buffer is None or len(buffer) < needed:
+            size._obj.value = needed
+            return MORE_DATA if needed else 0
+        array = (FormattedItem * len(items)).from_buffer(buffer)
+        for place, item in enumerate(items):
+            text = ctypes.create_unicode_buffer(item.instance)
+            self._kept.append(text)  # the real one keeps the names behind the array
+            array[place].name = ctypes.cast(text, ctypes.c_wchar_p)
+            array[place].formatted.status = item.status
+            array[place].formatted.value.large = item.value
+        size._obj.value, count._obj.value = needed, len(items)
+        return 0
+
+
+def no_registry() -> Sequence[str]:
+    raise AssertionError("the registry is not needed")
+
+
+def registry() -> Sequence[str]:
+    flat = ["1", "1847", "2", "System", "x", "GPU Process Memory"]
+    for word, number in INDEX.items():
+        flat += [str(number), word]
+    return [*flat, "9999"]
+
+
+def test_every_instance_is_read_by_the_english_names() -> None:
+    rows = rows_of(5 * GIB, 2**45)
+    fake = FakePdh(dict(rows), language=GERMAN)
+    assert read_counters(PATHS, fake, no_registry) == rows
+    assert fake.added == [path.wildcard for path in PATHS]
+    assert fake.added[0] == r"\GPU Process Memory(*)\Dedicated Usage"
+    assert fake.open == 0
+
+
+def test_where_english_names_are_not_found_the_registry_gives_the_local_ones() -> None:
+    # field case 38: the English path gives "not found", the localised one works
+    rows = rows_of(5 * GIB, GIB)
+    fake = FakePdh(dict(rows), language=GERMAN, english=False)
+    assert read_counters(PATHS, fake, registry) == rows
+    assert r"\GPU-Prozessspeicher(*)\Freigegebene Auslastung" in fake.added
+
+
+@pytest.mark.parametrize("names", [lambda: ["9000"], lambda: [], lambda: ["", "", "x"]])
+def test_without_either_name_it_is_unknown(names: Callable[[], Sequence[str]]) -> None:
+    # field case 38, 39: result and reason, never 0
+    fake = FakePdh({PROCESS_SHARED: []}, language=GERMAN, english=False)
+    with pytest.raises(PdhError, match="no such counter set"):
+        read_counters(PATHS, fake, names)
+    assert fake.open == 0
+    found = gpu_memory(
+        "", 77, adapters=lambda: LAPTOP, counters=lambda paths: read_counters(paths, fake, names)
+    )
+    assert isinstance(found, Unmeasured)
+    assert found.detail.startswith("spill unknown: PdhAddEnglishCounterW(")
+    assert "0xC0000BB8" in found.detail
+
+
+def test_an_unreadable_registry_leaves_the_first_error() -> None:
+    # field case 39
+    def closed() -> Sequence[str]:
+        raise PermissionError("access denied")
+
+    with pytest.raises(PdhError, match="PdhAddEnglishCounterW"):
+        read_counters(PATHS, FakePdh({}, english=False), closed)
+
+
+def test_indices_of_a_name_in_the_registrys_list() -> None:
+    assert english_indices(["2", "System", "6", "% Time", "9", "System", "5"], "System") == [2, 9]
+    assert english_indices(["two", "System"], "System") == []
+
+
+def test_instances_that_appear_meanwhile_are_asked_for_again() -> None:
+    fake = FakePdh(rows_of(GIB, MIB), grows=2)
+    found = read_counters(PATHS, fake, no_registry)
+    assert len(found[PROCESS_DEDICATED]) == 201
+    endless = FakePdh(rows_of(GIB, MIB), grows=1000)
+    with pytest.raises(PdhError, match="kept growing"):
+        read_counters(PATHS, endless, no_registry)
+    assert endless.open == 0
+
+
+def test_no_instances_are_an_empty_list_and_unknown_further_on() -> None:
+    empty: dict[CounterPath, list[CounterItem]] = {path: [] for path in PATHS}
+    assert read_counters(PATHS, FakePdh(empty), no_registry) == empty
+    assert read_counters(PATHS, FakePdh(empty, collect_status=NO_DATA), no_registry) == empty
+    assert isinstance(gpu_memory_use(empty, {CARD}, 77), Unmeasured)
+
+
+def test_a_collection_that_fails_is_an_error() -> None:
+    with pytest.raises(PdhError, match=r"PdhCollectQueryData failed with 0xC0000BC6 \(invalid"):
+        read_counters(PATHS, FakePdh(rows_of(1, 1), collect_status=0xC0000BC6), no_registry)
+
+
+# --- all of it ---------------------------------------------------------------------------------
+
+
+def reading(gdi32: FakeGdi32, pdh: FakePdh, pid: int = 77) -> GpuMemoryUse | Unmeasured:
+    return gpu_memory(
+        "00000000:01:00.0",
+        pid,
+        adapters=lambda: list_adapters(gdi32),
+        counters=lambda paths: read_counters(paths, pdh, no_registry),
+    )
+
+
+def test_ids_that_change_with_a_driver_restart_are_followed() -> None:
+    # field case 40: never cached
+    new = Luid(0, 0xBEEF)
+    assert reading(FakeGdi32(LAPTOP), FakePdh(rows_of(GIB, 0))) == GpuMemoryUse(
+        GIB, 0, 2 * GIB, 3 * MIB
+    )
+    again = FakeGdi32([Adapter(INTEL, 0x8086, (0, 2, 0)), nvidia(new)])
+    assert isinstance(reading(again, FakePdh(rows_of(GIB, 0))), Unmeasured)
+    found = reading(again, FakePdh(rows_of(2 * GIB, 0, luid=new)))
+    assert isinstance(found, GpuMemoryUse)
+    assert found.dedicated == 2 * GIB
+
+
+def test_this_process_is_the_default() -> None:
+    found = gpu_memory(
+        "", adapters=lambda: LAPTOP, counters=lambda _: rows_of(GIB, 0, pid=os.getpid())
+    )
+    assert isinstance(found, GpuMemoryUse)
+
+
+def test_a_system_without_the_libraries_is_unknown() -> None:
+    # field case 39
+    def missing() -> list[Adapter]:
+        raise OSError("[WinError 126] the module could not be found")
+
+    def old() -> list[Adapter]:
+        raise AttributeError("function 'D3DKMTEnumAdapters2' not found")
+
+    for adapters, reason in ((missing, Reason.FAILED), (old, Reason.NOT_SUPPORTED)):
+        found = gpu_memory("", adapters=adapters, counters=lambda _: {})
+        assert isinstance(found, Unmeasured)
+        assert found.reason is reason
+        assert found.detail.startswith("spill unknown")
+
+
+def test_the_reader_exists_on_windows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # field case 36: WSL2 is a Linux without these counters
+    asked: list[str] = []
+    monkeypatch.setattr("pichak_core.devices._sys.platform", "linux")
+    assert gpu_memory_reader(lambda: "") is None
+    monkeypatch.setattr("pichak_core.devices._sys.platform", "win32")
+    seen: list[str] = []
+
+    def use(pci_bus_id: str) -> GpuMemoryUse:
+        seen.append(pci_bus_id)
+        return GpuMemoryUse(1, 2)
+
+    monkeypatch.setattr("pichak_core.devices.windows.gpu_memory", use)
+
+    def address() -> str:
+        asked.append("once")
+        return "00000000:01:00.0"
+
+    read = gpu_memory_reader(address)
+    assert read is not None
+    assert not asked, "NVML is not asked before somebody wants to know"
+    assert [read(), read()] == [GpuMemoryUse(1, 2)] * 2
+    assert (asked, seen) == (["once"], ["00000000:01:00.0"] * 2)
+
+
+# --- the ramp on Windows -----------------------------------------------------------------------
+
+
+class PagingCuda(FakeCuda):
+    """A card under WDDM: nothing is refused; what does not fit lies in system memory."""
+
+    def allocate(self, count: int) -> None:
+        self._allocated += count
+        self._reserved = max(self._reserved, -(-self._allocated // self.rounding_bytes) * 2 * MIB)
+        self._peak_allocated = max(self._peak_allocated, self._allocated)
+        self._peak_reserved = max(self._peak_reserved, self._reserved)
+
+    def mem_get_info(self, device: int) -> tuple[int, int]:
+        return max(0, self.total_bytes - self.others_bytes - self._reserved), self.total_bytes
+
+    @property
+    def spilled_bytes(self) -> int:
+        return max(0, self.others_bytes + self._reserved - self.total_bytes)
+
+
+class WindowsTraining:
+    """Training on such a card; the step is 30 times as slow while any of it is spilled.
+
+    `pinned_bytes` are host memory that the loader pins at the first step; `evicts_bytes` of another
+    program are pushed out from six rows on.
+    """
+
+    def __init__(self, *, pinned_bytes: int = 0, evicts_bytes: int = 0, counted: bool = True):
+        self.clock = FakeClock()
+        self.cuda = PagingCuda(8 * GIB, others_bytes=GIB)
+        self.cuda.allocate(GIB)
+        self.pinned, self.evicts, self.counted = pinned_bytes, evicts_bytes, counted
+        self.largest = self.steps_run = 0
+
+    def __call__(self, rows: int) -> None:
+        self.cuda.allocate(rows * GIB // 2)
+        slow = 30.0 if self.cuda.spilled_bytes else 1.0
+        self.clock.advance((0.1 + 0.4 * rows) * slow)
+        self.cuda.free(rows * GIB // 2)
+        self.largest = max(self.largest, rows)
+        self.steps_run += 1
+
+    def counters(self, paths: Sequence[CounterPath]) -> dict[CounterPath, list[CounterItem]]:
+        if not self.counted:
+            return {}
+        spilled = self.cuda.spilled_bytes
+        own = self.cuda._reserved - spilled + 100 * MIB
+        shared = spilled + (self.pinned if self.steps_run else 0)
+        evicted = self.evicts if self.largest >= 6 else 0
+        pid = os.getpid()
+        return {
+            PROCESS_DEDICATED: [row(name(CARD, pid), own), row(name(INTEL, pid), 0)],
+            PROCESS_SHARED: [row(name(CARD, pid), shared), row(name(INTEL, pid), 78 * MIB)],
+            ADAPTER_DEDICATED: [row(name(CARD), own + 900 * MIB - evicted)],
+            ADAPTER_SHARED: [row(name(CARD), shared + evicted)],
+        }
+
+    def backend(self) -> CudaBackend:
+        return CudaBackend(
+            "cuda:0",
+            self.cuda,
+            available=lambda: (64 * GIB, "a made-up host"),
+            counters=lambda: gpu_memory(
+                "00000000:01:00.0", adapters=lambda: LAPTOP, counters=self.counters
+            ),
+        )
+
+    def ramp(self, **options: Any) -> Any:
+        # The card's own figures promise more than there is, as under WDDM they may.
+        backend = self.backend()
+        backend.capacity()
+        return ramp_micro_batch(
+            self, backend=backend, clock=self.clock, headroom=0.0, limit=64, **options
+        )
+
+
+# 8 GiB less 1 GiB of others: 1 GiB held and 0.5 GiB a row leave room for 12 rows.
+def test_a_ramp_on_windows_ends_at_the_edge_of_the_card() -> None:
+    # field case 33, 34: no exception, and "does not fit" all the same
+    result = WindowsTraining().ramp()
+    assert result.micro_batch_max == 12
+    assert result.spilled
+    assert result.limited_by == "paging"
+
+
+def test_where_the_card_promises_too_much_the_counters_decide() -> None:
+    # field case 33: a jump in time and shared growth; the last size before the jump is kept
+    training = WindowsTraining()
+    training.cuda.others_bytes = 3 * GIB
+    honest = training.cuda.mem_get_info
+    training.cuda.mem_get_info = lambda device: (  # type: ignore[method-assign]
+        min(8 * GIB, honest(device)[0] + 2 * GIB),
+        8 * GIB,
+    )
+    result = training.ramp()
+    assert result.micro_batch_max == 8
+    moved = [rung for rung in result.tried if rung.verdict == "paging"]
+    assert moved
+    assert all("the driver moved" in rung.why for rung in moved)
+    assert min(rung.batch for rung in moved) == 9
+
+
+def test_pinned_memory_on_windows_ends_no_ramp() -> None:
+    result = WindowsTraining(pinned_bytes=2 * GIB).ramp()
+    assert result.micro_batch_max == 12
+    assert not [rung for rung in result.tried if "the driver moved" in rung.why and rung.batch < 13]
+
+
+def test_another_program_that_is_pushed_out_is_told() -> None:
+    result = WindowsTraining(evicts_bytes=300 * MIB).ramp()
+    told = [
+        rung for rung in result.tried if "of other programs pushed to system memory" in rung.why
+    ]
+    assert told
+    assert min(rung.batch for rung in told) >= 6
+
+
+def test_without_counters_the_collapse_of_the_throughput_is_the_sign() -> None:
+    # field case 35, 39
+    training = WindowsTraining(counted=False)
+    training.cuda.others_bytes = 3 * GIB
+    honest = training.cuda.mem_get_info
+    training.cuda.mem_get_info = lambda device: (  # type: ignore[method-assign]
+        min(8 * GIB, honest(device)[0] + 2 * GIB),
+        8 * GIB,
+    )
+    result = training.ramp()
+    assert result.micro_batch_max == 8
+    assert result.limited_by == "paging"
+    assert "Spill unknown: " in result.source
+    assert "lists nothing" in result.source
+    assert not any("no spill" in rung.why for rung in result.tried)
