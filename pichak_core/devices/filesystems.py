@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from pichak_core.devices.windows_volumes import DRIVE_RAMDISK, DRIVE_REMOTE, Volume
+
 Kind = Literal["disk", "memory", "network", "host share", "layered", "zfs", "user space", "unknown"]
 
 SECTOR_BYTES = 512
@@ -37,6 +39,7 @@ _KINDS: dict[Kind, frozenset[str]] = {
     "disk": frozenset(
         {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "jfs", "reiserfs", "nilfs2"}
         | {"ntfs", "ntfs3", "fuseblk", "exfat", "vfat", "msdos", "hfsplus", "apfs"}
+        | {"refs", "fat32", "fat"}
         | {"squashfs", "erofs", "cramfs", "iso9660", "udf"}
     ),
 }
@@ -137,6 +140,10 @@ def filesystem_of(
 ) -> FileSystem:
     """The file system that holds `path` (which exists); kind ``unknown`` if nothing tells."""
     real = path.resolve()
+    if sys.platform == "win32":
+        from pichak_core.devices.windows_volumes import volume_of
+
+        return from_volume(volume_of(str(real)))
     mount = find_mount(parse_mountinfo(_read(proc / "self/mountinfo")), str(real))
     if mount is None:
         name = _statfs_type(real)
@@ -150,6 +157,15 @@ def filesystem_of(
         mount.device,
         block_device,
     )
+
+
+def from_volume(volume: Volume | None) -> FileSystem:
+    """The file system of a Windows volume; None is one that Windows does not know."""
+    if volume is None:
+        return FileSystem("unknown", "unknown")
+    name = volume.type.lower() or "unknown"
+    by_drive: dict[int, Kind] = {DRIVE_REMOTE: "network", DRIVE_RAMDISK: "memory"}
+    return FileSystem(name, by_drive.get(volume.drive, kind_of(name)), volume.root)
 
 
 def parse_mountinfo(text: str) -> list[Mount]:

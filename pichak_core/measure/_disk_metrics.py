@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pichak_core.devices.filesystems import FileSystem
 from pichak_core.measure import Metric
 from pichak_core.measure._disk_result import DiskResult
 from pichak_core.measure._disk_verdict import filesystem_note
@@ -92,9 +93,7 @@ def _filesystem_reading(result: DiskResult) -> Reading:
         FILESYSTEM.name,
         filesystem.type,
         FILESYSTEM.unit,
-        "the mount that holds the path, from /proc/self/mountinfo"
-        if filesystem.mount_point
-        else "the file system's magic number, from statfs",
+        _filesystem_source(filesystem),
         detail={
             "kind": filesystem.kind,
             "mount_point": filesystem.mount_point,
@@ -103,6 +102,14 @@ def _filesystem_reading(result: DiskResult) -> Reading:
             "note": filesystem_note(filesystem),
         },
     )
+
+
+def _filesystem_source(filesystem: FileSystem) -> str:
+    if filesystem.device:
+        return "the mount that holds the path, from /proc/self/mountinfo"
+    if filesystem.mount_point:
+        return "the volume that holds the path, from GetVolumeInformation"
+    return "the file system's magic number, from statfs"
 
 
 def _conditions(result: DiskResult) -> dict[str, Scalar]:

@@ -18,6 +18,7 @@ import pytest
 
 from pichak_core.devices import GpuMemoryUse, gpu_memory_reader, windows_adapters, windows_pdh
 from pichak_core.devices.cuda_backend import CudaBackend
+from pichak_core.devices.filesystems import from_volume
 from pichak_core.devices.windows import gpu_memory
 from pichak_core.devices.windows_adapters import Adapter, list_adapters, luids_of_card
 from pichak_core.devices.windows_counters import (
@@ -41,6 +42,7 @@ from pichak_core.devices.windows_pdh import (
     PdhError,
     read_counters,
 )
+from pichak_core.devices.windows_volumes import volume_of
 from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.testing import GIB, MIB, FakeClock, FakeCuda
 from pichak_core.tune.ramp import ramp_micro_batch
@@ -667,3 +669,51 @@ def test_without_counters_the_collapse_of_the_throughput_is_the_sign() -> None:
     assert "Spill unknown: " in result.source
     assert "lists nothing" in result.source
     assert not any("no spill" in rung.why for rung in result.tried)
+
+
+# --- volumes -----------------------------------------------------------------------------------
+
+
+class FakeKernel32:
+    """The volume calls over one answer; a failing call leaves its buffer alone."""
+
+    def __init__(self, root: str, name: str, drive: int, fail: str = "") -> None:
+        self.root, self.name, self.drive, self.fail = root, name, drive, fail
+
+    def GetVolumePathNameW(self, path: str, root: Any, size: int) -> int:
+        assert size == len(root)
+        if self.fail == "path":
+            return 0
+        root.value = self.root
+        return 1
+
+    def GetVolumeInformationW(self, root: str, *rest: Any) -> int:
+        assert root == self.root
+        name, size = rest[-2:]
+        assert size == len(name)
+        if self.fail == "information":
+            return 0
+        name.value = self.name
+        return 1
+
+    def GetDriveTypeW(self, root: str) -> int:
+        return self.drive
+
+
+@pytest.mark.parametrize(
+    ("fake", "name", "kind"),
+    [
+        (FakeKernel32("C:\\", "NTFS", 3), "ntfs", "disk"),
+        (FakeKernel32("D:\\mount\\", "ReFS", 3), "refs", "disk"),
+        (FakeKernel32("E:\\", "FAT32", 2), "fat32", "disk"),
+        (FakeKernel32("Z:\\", "NTFS", 4), "ntfs", "network"),
+        (FakeKernel32("R:\\", "NTFS", 6), "ntfs", "memory"),
+        (FakeKernel32("X:\\", "NewFS", 3), "newfs", "unknown"),
+        (FakeKernel32("Y:\\", "NTFS", 3, "information"), "unknown", "unknown"),
+        (FakeKernel32("", "", 0, "path"), "unknown", "unknown"),
+    ],
+)
+def test_a_volume_is_a_disk_a_share_or_memory(fake: FakeKernel32, name: str, kind: str) -> None:
+    # field case 77: a RAM disk is memory, whatever file system it has
+    found = from_volume(volume_of("C:\\data\\model.bin", fake))
+    assert (found.type, found.kind) == (name, kind)
