@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pichak_core.devices.cuda_visible import MASK, Physical, visible_devices
 from pichak_core.devices.nvml import Gpu
 from pichak_core.measurement import Reason, Unmeasured
 
@@ -53,18 +54,32 @@ def from_properties(index: int, properties: Any) -> TorchGpu:
     )
 
 
-def join(device: TorchGpu, gpus: Sequence[Gpu]) -> Gpu | Unmeasured:
-    """NVML's view of torch's device, by UUID or else by PCI address; never by index or name."""
-    for wanted, field, normal in (
-        (device.uuid, "uuid", _plain_uuid),
-        (device.pci_bus_id, "pci_bus_id", _plain_pci),
-    ):
-        if not wanted:
-            continue
-        for gpu in gpus:
-            found = gpu.text(field)
-            if found and normal(found) == normal(wanted):
-                return gpu
+def torch_gpus() -> list[TorchGpu]:
+    """Every CUDA device that torch shows. `ImportError` without torch, `RuntimeError` without
+    CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"torch {torch.__version__} sees no CUDA device")
+    count = torch.cuda.device_count()
+    return [from_properties(i, torch.cuda.get_device_properties(i)) for i in range(count)]
+
+
+def join(device: TorchGpu, gpus: Sequence[Gpu], mask: str | None = None) -> Gpu | Unmeasured:
+    """NVML's view of torch's device, by UUID or else by PCI address; never by index or name.
+
+    On a GPU in MIG mode it is the slice: the one with torch's UUID, else the one that `mask` (the
+    value of CUDA_VISIBLE_DEVICES) names, else the only one.
+    """
+    for gpu in gpus:
+        for each in gpu.slices:
+            if _same_uuid(device.uuid, each.text("uuid")):
+                return each
+    found = next((gpu for gpu in gpus if _same_uuid(device.uuid, gpu.text("uuid"))), None)
+    if found is None:
+        found = next((g for g in gpus if _same_pci(device.pci_bus_id, g.text("pci_bus_id"))), None)
+    if found is not None:
+        return found if found.flag("mig_mode") is not True else _slice_of(device, found, gpus, mask)
     listed = ", ".join(gpu.text("uuid") or f"index {gpu.index} (lost)" for gpu in gpus) or "none"
     return Unmeasured(
         "gpu",
@@ -74,45 +89,51 @@ def join(device: TorchGpu, gpus: Sequence[Gpu]) -> Gpu | Unmeasured:
     )
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
-    """A GPU's memory: in all, and what nobody holds now; `source` says who said so."""
-
-    total_bytes: int
-    free_bytes: int
-    unified: bool
-    source: str
-
-
-def device_memory(
-    device: TorchGpu, gpu: Gpu | Unmeasured, system_available_bytes: int | None
-) -> DeviceMemory | Unmeasured:
-    """NVML's figures, except on integrated parts: there the GPU's memory is the system's, and its
-    own "free" counts the page cache as used, so MemAvailable is what it can have."""
-    if device.integrated:
-        if system_available_bytes is None:
-            return Unmeasured("gpu.memory", Reason.FAILED, "MemAvailable could not be read")
-        return DeviceMemory(
-            device.total_bytes,
-            system_available_bytes,
-            True,
-            "the GPU shares the system's memory: total as torch gives it, free is MemAvailable",
-        )
-    if isinstance(gpu, Unmeasured):
-        return gpu
-    total, budget = gpu.number("memory_total_bytes"), gpu.budget_bytes()
-    if total is None or budget is None:
-        gap = gpu.get("memory_total_bytes")
-        detail = gap.detail if isinstance(gap, Unmeasured) else "NVML does not say what is used"
-        return Unmeasured("gpu.memory", Reason.NOT_SUPPORTED, detail)
-    version = gpu.values.get("memory_query_version")
-    return DeviceMemory(
-        int(total), budget, False, f"NVML memory query version {version}: total - reserved - used"
+def _slice_of(
+    device: TorchGpu, gpu: Gpu, gpus: Sequence[Gpu], mask: str | None
+) -> Gpu | Unmeasured:
+    visible = visible_devices(mask, [physical(each) for each in gpus]).uuids
+    if mask is not None and len(visible) == 1:
+        for each in gpu.slices:
+            if _same_uuid(visible[0], each.text("uuid")):
+                return each
+    if len(gpu.slices) == 1:
+        return gpu.slices[0]
+    return Unmeasured(
+        "gpu",
+        Reason.NO_DEVICE,
+        f"cuda:{device.index} is on {gpu.text('uuid')}, which is in MIG mode with "
+        f"{len(gpu.slices)} MIG devices, and nothing tells which one it is: name it by its MIG-"
+        f" UUID in {MASK}",
     )
 
 
+def physical(gpu: Gpu) -> Physical:
+    """A GPU as CUDA_VISIBLE_DEVICES sees it."""
+    known = [each for each in gpu.slices if each.text("uuid")]
+    instances = tuple(
+        (int(each.number("mig_gpu_instance") or 0), int(each.number("mig_compute_instance") or 0))
+        for each in known
+        if each.number("mig_gpu_instance") is not None
+    )
+    return Physical(
+        gpu.text("uuid") or "",
+        tuple(str(each.text("uuid")) for each in known),
+        gpu.flag("mig_mode") is True,
+        instances if len(instances) == len(known) else (),
+    )
+
+
+def _same_uuid(one: str, other: str | None) -> bool:
+    return bool(one) and other is not None and _plain_uuid(one) == _plain_uuid(other)
+
+
+def _same_pci(one: str, other: str | None) -> bool:
+    return bool(one) and other is not None and _plain_pci(one) == _plain_pci(other)
+
+
 def _plain_uuid(uuid: str) -> str:
-    return uuid.lower().removeprefix("gpu-")
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
 def _plain_pci(address: str) -> str:

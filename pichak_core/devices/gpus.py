@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pichak_core.devices.nvml import Gpu
-from pichak_core.devices.nvml_child import from_wire, gpu_from_wire
+from pichak_core.devices.nvml import Gpu, Peer
+from pichak_core.devices.nvml_child import from_wire, gpu_from_wire, peer_from_wire
 from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.plan import Scalar
 
@@ -30,12 +30,26 @@ _BOOT = (
 
 @dataclass
 class Report:
-    """What NVML said: `system` versions, one `Gpu` for each index, and `gap` when it said nothing
-    (no library, no GPU, driver mismatch, hung)."""
+    """What NVML said: `system` versions, one `Gpu` for each index, which of them reach one
+    another, and `gap` when it said nothing (no library, no GPU, driver mismatch, hung)."""
 
     system: dict[str, Scalar] = field(default_factory=dict)
     gpus: list[Gpu] = field(default_factory=list)
     gap: Unmeasured | None = None
+    peers: list[Peer] = field(default_factory=list)
+
+    def take(self, line: dict[str, Any]) -> int | None:
+        """Add one record of the child's; the number of GPUs where it says so."""
+        if "gap" in line:
+            self.gap = from_wire(line["gap"])
+        elif "count" in line:
+            self.system.update(line["system"])
+            return int(line["count"])
+        elif "gpu" in line:
+            self.gpus.append(gpu_from_wire(line["gpu"]))
+        elif "peers" in line:
+            self.peers += [peer_from_wire(parts) for parts in line["peers"]]
+        return None
 
 
 def read_gpus(timeout_seconds: float = 10.0) -> Report:
@@ -54,17 +68,16 @@ def read_gpus(timeout_seconds: float = 10.0) -> Report:
             ending: Unmeasured | None = Unmeasured("gpu", Reason.TIMED_OUT, "NVML hung before it")
             lines: list[dict[str, Any]] = []
         else:
-            lines, ending, noise = _run_child(["read", str(first)], left)
+            lines, ending, noise = run_child(["read", str(first)], left)
         for line in lines:
-            if "gap" in line:
-                report.gap = from_wire(line["gap"])
-                return report
-            if "count" in line:
-                count = int(line["count"])
-                report.system.update(line["system"])
-            elif "gpu" in line:
-                report.gpus.append(gpu_from_wire(line["gpu"]))
-                first = report.gpus[-1].index + 1
+            told = report.take(line)
+            count = told if told is not None else count
+        if report.gap is not None and count is None:
+            return report
+        if report.gap is not None:  # it worked, a card took it down, and it does not start again
+            ending, report.gap = report.gap, None
+            report.gpus += [Gpu(index, lost=ending) for index in range(first, count or 0)]
+        first = report.gpus[-1].index + 1 if report.gpus else first
         if count is None:
             report.gap = ending or Unmeasured("nvml", Reason.FAILED, f"no answer; {noise}")
             return report
@@ -73,9 +86,14 @@ def read_gpus(timeout_seconds: float = 10.0) -> Report:
             report.gpus.append(Gpu(first, lost=lost))
             first += 1
     if count == 0:
-        detail = "NVML runs and sees no GPU" + (f"; it said: {noise}" if noise else "")
-        report.gap = Unmeasured("nvml", Reason.NO_DEVICE, detail)
+        report.gap = no_gpu(noise)
     return report
+
+
+def no_gpu(noise: str = "") -> Unmeasured:
+    """NVML runs and numbers none: its link-time stub, or a container without the device."""
+    detail = "NVML runs and sees no GPU" + (f"; it said: {noise}" if noise else "")
+    return Unmeasured("nvml", Reason.NO_DEVICE, detail)
 
 
 class LiveGpu:
@@ -124,14 +142,15 @@ def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
         [sys.executable, "-I", "-c", _BOOT, json.dumps(path), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if arguments[0] == "read" else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if arguments[0] == "live" else subprocess.PIPE,
     )
 
 
-def _run_child(
+def run_child(
     arguments: list[str], timeout_seconds: float
 ) -> tuple[list[dict[str, Any]], Unmeasured | None, str]:
-    """(the records it wrote, how it died if it did, the end of what it said on stderr)."""
+    """The child with these arguments (see `nvml_child.main`): (the records it wrote, how it died
+    if it did, the end of what it said on stderr)."""
     try:
         child = _start(arguments)
     except OSError as error:

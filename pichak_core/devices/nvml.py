@@ -1,61 +1,55 @@
-"""NVML: raw codes in, values or named reasons out. The only module that knows pynvml.
+"""NVML: one GPU, its MIG slices and its peers, as values or named reasons. The only module that
+imports pynvml.
 
-The module object is a parameter everywhere, so that a fake can stand in for it. Nothing here is
-called in a process that matters: `pichak_core.devices.nvml_child` runs in one of its own.
+The module object is a parameter everywhere, so that a fake or a recording can stand in for it.
+Nothing here is called in a process that matters: `pichak_core.devices.nvml_child` runs in one of
+its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pichak_core.devices.nvml_codes import (
+    PEER_STATUS,
+    UNKNOWN_ERROR,
+    VIRTUALISATION,
+    number,
+    why,
+)
+from pichak_core.devices.nvml_fields import LICENCE, QUERIES, SYSTEM, Query, ask, ask_all
+from pichak_core.devices.nvml_processes import (
+    LINUX_PID_LIMIT,
+    WINDOWS_PID_LIMIT,
+    Processes,
+    read_processes,
+)
 from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.plan import Scalar
 
-#: NVML's "not available" as unsigned 64 and 32 bit numbers. 2^64 - 1 bytes is the famous
-#: 17179869184 GiB; neither may reach any arithmetic.
-SENTINELS = frozenset({2**64 - 1, 2**32 - 1})
-
-#: What each NVML return code says of the thing that was asked for.
-_REASONS = {
-    3: Reason.NOT_SUPPORTED,
-    4: Reason.NO_PERMISSION,
-    6: Reason.NO_DEVICE,
-    9: Reason.NO_DEVICE,
-    10: Reason.TIMED_OUT,
-    12: Reason.NO_DEVICE,
-    13: Reason.NOT_SUPPORTED,
-    15: Reason.LOST,
-    16: Reason.LOST,
-    25: Reason.NOT_SUPPORTED,
-    28: Reason.LOST,
+_INSTANCES = {
+    "mig_gpu_instance": "nvmlDeviceGetGpuInstanceId",
+    "mig_compute_instance": "nvmlDeviceGetComputeInstanceId",
 }
-_HINTS = {
-    9: "the NVIDIA kernel module is not loaded",
-    12: "no NVIDIA driver library on this machine; that alone does not mean that there is no GPU",
-    13: "the driver is older than nvidia-ml-py and has no such call",
-    15: "the GPU fell off the bus or became unreachable",
-    16: "the GPU must be reset",
-    999: "in a container this often means that it lost its right to the GPU: recreate it",
-}
-
-#: The virtualisation mode's values (NVML's enumeration, never its text).
-VIRTUALISATION = {0: "none", 1: "passthrough", 2: "vGPU", 3: "host vGPU", 4: "host vSGA"}
-DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
+_MEMORY = ("total", "used", "free", "reserved")
 
 
 @dataclass(frozen=True)
 class Gpu:
     """What NVML says of one GPU: `values` by field name, and `gaps` for what it does not say.
 
-    Fields carry their unit (``power_watts``). `lost` is set when the GPU could not be read at all.
+    Fields carry their unit (``power_watts``). `lost` is set when the GPU could not be read at all,
+    or not to the end. `slices` are its MIG devices, each read like a GPU; a slice's `index` is its
+    parent's, and its values hold ``mig_index`` and ``parent_uuid``.
     """
 
     index: int
     values: dict[str, Scalar] = field(default_factory=dict)
     gaps: dict[str, Unmeasured] = field(default_factory=dict)
     lost: Unmeasured | None = None
+    slices: tuple[Gpu, ...] = ()
 
     def get(self, name: str) -> Scalar | Unmeasured:
         """The field's value, or why there is none."""
@@ -72,6 +66,10 @@ class Gpu:
         value = self.values.get(name)
         return None if value is None else str(value)
 
+    def flag(self, name: str) -> bool | None:
+        value = self.values.get(name)
+        return value if isinstance(value, bool) else None
+
     def budget_bytes(self) -> int | None:
         """Memory that nobody holds: total - reserved - used. Version 1 of the query counts the
         driver's reserve as used already, so there it is not taken off twice."""
@@ -81,111 +79,14 @@ class Gpu:
         return max(0, int(total - used - (self.number("memory_reserved_bytes") or 0)))
 
 
-def text(raw: Any) -> str:
-    """NVML's names are bytes in one of the packages that provide pynvml and text in the other."""
-    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
-
-
-def number(raw: Any) -> int | None:
-    """The number, None for "not available" in any of its forms."""
-    return None if raw is None or int(raw) in SENTINELS else int(raw)
-
-
 @dataclass(frozen=True)
-class _Query:
-    """One field: the functions that can give it, newest first, and how their result is read."""
+class Peer:
+    """Whether two GPUs (by NVML index) reach each other's memory: a status of `PEER_STATUS`, or
+    why it is not known."""
 
-    field: str
-    functions: tuple[str, ...]
-    convert: Callable[[Any], Scalar | None] = number
-    arguments: tuple[int, ...] = ()
-    live: bool = False
-
-
-def _watts(raw: Any) -> float | None:
-    milliwatts = number(raw)
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def _first(raw: Any) -> int | None:
-    return number(raw[0] if isinstance(raw, (list, tuple)) else raw)
-
-
-_QUERIES = (
-    _Query("uuid", ("nvmlDeviceGetUUID",), text),
-    _Query("name", ("nvmlDeviceGetName",), text),
-    _Query("pci_bus_id", ("nvmlDeviceGetPciInfo",), lambda raw: text(raw.busId)),
-    _Query("vbios", ("nvmlDeviceGetVbiosVersion",), text),
-    _Query("virtualisation_mode", ("nvmlDeviceGetVirtualizationMode",)),
-    _Query("driver_model", ("nvmlDeviceGetDriverModel", "nvmlDeviceGetCurrentDriverModel"), _first),
-    _Query(
-        "throttle_bitmask",
-        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
-        live=True,
-    ),
-    _Query("sm_clock_mhz", ("nvmlDeviceGetClockInfo",), number, (1,), live=True),
-    _Query("memory_clock_mhz", ("nvmlDeviceGetClockInfo",), number, (2,), live=True),
-    _Query("sm_clock_max_mhz", ("nvmlDeviceGetMaxClockInfo",), number, (1,)),
-    _Query("power_watts", ("nvmlDeviceGetPowerUsage",), _watts, live=True),
-    _Query("power_limit_watts", ("nvmlDeviceGetEnforcedPowerLimit",), _watts),
-    _Query("temperature_celsius", ("nvmlDeviceGetTemperature",), number, (0,), live=True),
-    _Query("pcie_generation", ("nvmlDeviceGetCurrPcieLinkGeneration",), number, live=True),
-    _Query("pcie_width", ("nvmlDeviceGetCurrPcieLinkWidth",), number, live=True),
-    _Query("pcie_generation_max", ("nvmlDeviceGetMaxPcieLinkGeneration",)),
-    _Query("pcie_width_max", ("nvmlDeviceGetMaxPcieLinkWidth",)),
-    _Query(
-        "utilisation_percent",
-        ("nvmlDeviceGetUtilizationRates",),
-        lambda raw: number(raw.gpu),
-        live=True,
-    ),
-)
-_LICENCE = _Query(
-    "vgpu_licensed",
-    ("nvmlDeviceGetGridLicensableFeatures",),
-    lambda raw: any(
-        raw.gridLicensableFeatures[i].featureState for i in range(int(raw.licensableFeaturesCount))
-    ),
-)
-_SYSTEM = (
-    _Query("driver_version", ("nvmlSystemGetDriverVersion",), text),
-    _Query("nvml_version", ("nvmlSystemGetNVMLVersion",), text),
-    _Query(
-        "cuda_driver_version",
-        ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"),
-        lambda raw: f"{int(raw) // 1000}.{int(raw) % 1000 // 10}",
-    ),
-)
-
-
-def why(name: str, error: BaseException) -> Unmeasured:
-    """An NVML error as a named reason in plain text: the objects themselves may not travel."""
-    code = getattr(error, "value", None)
-    if not isinstance(code, int):
-        return Unmeasured(name, Reason.FAILED, f"{type(error).__name__}: {error}")
-    reason = _REASONS.get(code, Reason.FAILED)
-    hint = f"; {_HINTS[code]}" if code in _HINTS else ""
-    return Unmeasured(name, reason, f"NVML code {code} ({error}){hint}")
-
-
-def ask(nvml: Any, query: _Query, *leading: Any) -> Scalar | Unmeasured:
-    """One field through the first of its functions that answers."""
-    gap = Unmeasured(query.field, Reason.NOT_SUPPORTED, "this nvidia-ml-py is too old to ask")
-    for name in query.functions:
-        function = getattr(nvml, name, None)
-        if function is None:
-            continue
-        try:
-            value = query.convert(function(*leading, *query.arguments))
-        except (nvml.NVMLError, ValueError, TypeError, AttributeError, LookupError) as error:
-            gap = why(query.field, error)
-            if gap.reason is Reason.LOST:
-                return gap
-            continue
-        if value is not None:
-            return value
-        gap = Unmeasured(query.field, Reason.NOT_SUPPORTED, "NVML answered 'not available'")
-    return gap
+    first: int
+    second: int
+    read: str | Unmeasured
 
 
 def read_memory(nvml: Any, handle: Any) -> dict[str, Scalar] | Unmeasured:
@@ -200,14 +101,14 @@ def read_memory(nvml: Any, handle: Any) -> dict[str, Scalar] | Unmeasured:
     for which, extra in [*attempts, (1, ())]:
         try:
             raw = nvml.nvmlDeviceGetMemoryInfo(handle, *extra)
-        except (nvml.NVMLError, TypeError, AttributeError) as error:
+            parts = {n: number(getattr(raw, n, None)) for n in _MEMORY}
+        except (nvml.NVMLError, ValueError, TypeError, AttributeError) as error:
             gap = why("memory", error)
             if gap.reason is Reason.LOST:
                 return gap
             continue
-        parts = {n: number(getattr(raw, n, None)) for n in ("total", "used", "free", "reserved")}
-        total, used = parts["total"], parts["used"]
-        if not total or used is None or used > total:
+        total, used, reserved = parts["total"], parts["used"], parts["reserved"] or 0
+        if not total or used is None or used + reserved > total:
             gap = Unmeasured("memory", Reason.NOT_SUPPORTED, "NVML's memory figures cannot be")
             continue
         found: dict[str, Scalar] = {
@@ -222,35 +123,105 @@ def read_gpu(nvml: Any, index: int, *, live_only: bool = False) -> Gpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        return Gpu(index, lost=why("gpu", error))
-    values: dict[str, Scalar] = {}
-    gaps: dict[str, Unmeasured] = {}
-    for query in _QUERIES:
-        if live_only and not query.live:
-            continue
-        answer = ask(nvml, query, handle)
-        if isinstance(answer, Unmeasured):
-            gaps[query.field] = answer
-            if answer.reason is Reason.LOST:
-                return Gpu(index, values, gaps, lost=answer)
-        else:
-            values[query.field] = answer
+        gap = why("gpu", error)
+        # A container that lost its right to the device hears "unknown error" at every handle.
+        if getattr(error, "value", None) == UNKNOWN_ERROR:
+            gap = Unmeasured("gpu", Reason.LOST, gap.detail)
+        return Gpu(index, lost=gap)
+    gpu = _read_handle(nvml, handle, index, live_only=live_only)
+    if live_only or gpu.lost or gpu.flag("mig_mode") is not True:
+        return gpu
+    return Gpu(index, gpu.values, gpu.gaps, slices=_read_slices(nvml, handle, gpu))
+
+
+def _read_handle(nvml: Any, handle: Any, index: int, *, live_only: bool = False) -> Gpu:
+    queries = [query for query in QUERIES if query.live or not live_only]
+    values, gaps, lost = ask_all(nvml, queries, handle)
+    if lost:
+        return Gpu(index, values, gaps, lost)
     memory = read_memory(nvml, handle)
     if isinstance(memory, Unmeasured):
-        gaps.update({f"memory_{n}_bytes": memory for n in ("total", "used", "free", "reserved")})
+        gaps.update({f"memory_{n}_bytes": memory for n in _MEMORY})
+        lost = memory if memory.reason is Reason.LOST else None
     else:
         values.update(memory)
-    if VIRTUALISATION.get(_as_int(values.get("virtualisation_mode"))) == "vGPU" and not live_only:
-        licence = ask(nvml, _LICENCE, handle)
+    if live_only or lost:
+        return Gpu(index, values, gaps, lost)
+    if VIRTUALISATION.get(_as_int(values.get("virtualisation_mode"))) == "vGPU":
+        licence = ask(nvml, LICENCE, handle)
         if isinstance(licence, Unmeasured):
-            gaps["vgpu_licensed"] = licence
+            gaps[LICENCE.field] = licence
         else:
-            values["vgpu_licensed"] = licence
+            values[LICENCE.field] = licence
+    _add_processes(nvml, handle, values, gaps)
     return Gpu(index, values, gaps)
+
+
+def _add_processes(
+    nvml: Any, handle: Any, values: dict[str, Scalar], gaps: dict[str, Unmeasured]
+) -> None:
+    """Counts of the believable rows: ids and names mean nothing outside their own namespace."""
+    total = values.get("memory_total_bytes")
+    for kind in ("compute", "graphics"):
+        found = read_processes(
+            nvml,
+            handle,
+            kind,
+            total_bytes=int(total) if total is not None else None,
+            pid_limit=WINDOWS_PID_LIMIT if "driver_model" in values else LINUX_PID_LIMIT,
+        )
+        if isinstance(found, Processes):
+            values[f"{kind}_processes"] = len(found.rows)
+            values[f"{kind}_processes_dropped"] = found.dropped
+        else:
+            gaps[f"{kind}_processes"] = found
+
+
+def _read_slices(nvml: Any, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
+    """The MIG devices of a GPU; a place without one answers "not found"."""
+    try:
+        places = int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    except (nvml.NVMLError, AttributeError):
+        return ()
+    found: list[Gpu] = []
+    for place in range(places):
+        try:
+            device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except (nvml.NVMLError, AttributeError):
+            continue
+        made = _read_handle(nvml, device, parent.index)
+        identity: dict[str, Scalar] = {"mig_index": place}
+        for name, function in _INSTANCES.items():
+            identifier = ask(nvml, Query(name, ((function,),)), device)
+            if not isinstance(identifier, Unmeasured):
+                identity[name] = identifier
+        if parent.text("uuid"):
+            identity["parent_uuid"] = str(parent.text("uuid"))
+        found.append(Gpu(made.index, {**made.values, **identity}, made.gaps, made.lost))
+    return tuple(found)
 
 
 def _as_int(value: Scalar | None) -> int:
     return value if isinstance(value, int) else -1
+
+
+def read_peers(nvml: Any, indices: Sequence[int]) -> list[Peer]:
+    """Peer access between every two of the GPUs with these indices, none of them lost."""
+    try:
+        handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in indices}
+    except nvml.NVMLError:
+        return []
+    found: list[Peer] = []
+    for i, first in enumerate(indices):
+        for second in indices[i + 1 :]:
+            answer: str | Unmeasured
+            try:
+                status = int(nvml.nvmlDeviceGetP2PStatus(handles[first], handles[second], 0))
+                answer = PEER_STATUS.get(status, f"status {status}")
+            except (nvml.NVMLError, AttributeError) as error:
+                answer = why("peer_access", error)
+            found.append(Peer(first, second, answer))
+    return found
 
 
 def ask_count(nvml: Any) -> int | Unmeasured:
@@ -263,8 +234,7 @@ def ask_count(nvml: Any) -> int | Unmeasured:
 
 def read_system(nvml: Any) -> dict[str, Scalar]:
     """Versions of driver, NVML and the CUDA that the driver supports; what fails is left out."""
-    answers = {query.field: ask(nvml, query) for query in _SYSTEM}
-    return {name: value for name, value in answers.items() if not isinstance(value, Unmeasured)}
+    return ask_all(nvml, SYSTEM)[0]
 
 
 def load() -> Any:

@@ -7,33 +7,53 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pichak_core.devices.nvml import Gpu, ask_count, load, read_gpu, read_system, why
+from pichak_core.devices.nvml import (
+    Gpu,
+    Peer,
+    ask_count,
+    load,
+    read_gpu,
+    read_peers,
+    read_system,
+)
+from pichak_core.devices.nvml_codes import UNKNOWN_ERROR, why
+from pichak_core.devices.nvml_record import Recorder
 from pichak_core.measurement import Reason, Unmeasured
 
+KERNEL_MODULE = "/proc/driver/nvidia/version"
+_LIBRARY = re.compile(r"libnvidia-ml\.so\.([0-9.]+[0-9])")
 
-def start(nvml: Any) -> Unmeasured | None:
-    """Initialise NVML; None when it runs, or the reason it does not."""
+
+def start(nvml: Any, maps: str | None = None, module: str | None = None) -> Unmeasured | None:
+    """Initialise NVML; None when it runs, or the reason it does not.
+
+    `maps` and `module` are where the versions of a mismatch are read: this process's memory map
+    and ``/proc/driver/nvidia/version``, or what a recording holds of them.
+    """
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         code = getattr(error, "value", None)
         if code == 18:
-            versions = mismatch(_slurp("/proc/self/maps"), _slurp("/proc/driver/nvidia/version"))
+            versions = mismatch(
+                _slurp("/proc/self/maps") if maps is None else maps,
+                _slurp(KERNEL_MODULE) if module is None else module,
+            )
             return Unmeasured("nvml", Reason.FAILED, versions)
         # After a reload of its host's services a container keeps the library and loses the device.
         gap = why("nvml", error)
-        return Unmeasured("nvml", Reason.LOST, gap.detail) if code == 999 else gap
+        return Unmeasured("nvml", Reason.LOST, gap.detail) if code == UNKNOWN_ERROR else gap
     return None
 
 
 def mismatch(maps: str, kernel_module: str) -> str:
     """NVML's code 18 as one line naming both versions where they can be read: the library's from
     the process's memory map, the kernel module's from ``/proc/driver/nvidia/version``."""
-    library = re.search(r"libnvidia-ml\.so\.([0-9.]+[0-9])", maps)
+    library = _LIBRARY.search(maps)
     module = re.search(r"Kernel Module[^0-9]*([0-9]+(?:\.[0-9]+)+)", kernel_module)
     return (
         f"the NVIDIA library ({library.group(1) if library else 'version unreadable'}) and the "
@@ -43,18 +63,47 @@ def mismatch(maps: str, kernel_module: str) -> str:
 
 
 def records(nvml: Any, first: int = 0) -> Iterator[dict[str, Any]]:
-    """What the child writes: a header, then a record a GPU from `first` on, each as it is read."""
+    """What the child writes: a header, then a record a GPU from `first` on, each as it is read,
+    then which of them reach one another."""
     gap = start(nvml)
     if gap is not None:
         yield {"gap": to_wire(gap)}
         return
+    yield from readings(nvml, first)
+
+
+def readings(nvml: Any, first: int = 0) -> Iterator[dict[str, Any]]:
+    """`records` of an NVML that is already initialised."""
     count = ask_count(nvml)
     if isinstance(count, Unmeasured):
         yield {"gap": to_wire(count)}
         return
     yield {"system": read_system(nvml), "count": count}
+    healthy: list[int] = []
     for index in range(first, count):
-        yield {"gpu": gpu_to_wire(read_gpu(nvml, index))}
+        gpu = read_gpu(nvml, index)
+        if gpu.lost is None:
+            healthy.append(index)
+        yield {"gpu": gpu_to_wire(gpu)}
+    yield {"peers": [peer_to_wire(peer) for peer in read_peers(nvml, healthy)]}
+
+
+def record(nvml: Any, rounds: int, seconds: float, write: Callable[[dict[str, Any]], None]) -> None:
+    """Every raw call of `rounds` readings, `seconds` apart, as it is made. A later reading shows
+    which counters grow, and which card is gone by then."""
+    recorder = Recorder(nvml, lambda event: write({"call": event}))
+    gap = start(recorder)
+    library = _LIBRARY.search(_slurp("/proc/self/maps"))
+    if library:
+        write({"fact": ["nvml_library", library.group(0)]})
+    if gap is not None:
+        return
+    for number in range(rounds):
+        if number:
+            time.sleep(seconds)
+        write({"round": number})
+        for _ in readings(recorder):
+            pass
 
 
 def to_wire(gap: Unmeasured) -> list[str]:
@@ -71,6 +120,7 @@ def gpu_to_wire(gpu: Gpu) -> dict[str, Any]:
         "values": gpu.values,
         "gaps": {name: to_wire(gap) for name, gap in gpu.gaps.items()},
         "lost": to_wire(gpu.lost) if gpu.lost else None,
+        "slices": [gpu_to_wire(each) for each in gpu.slices],
     }
 
 
@@ -80,28 +130,44 @@ def gpu_from_wire(record: dict[str, Any]) -> Gpu:
         dict(record["values"]),
         {name: from_wire(gap) for name, gap in record["gaps"].items()},
         from_wire(record["lost"]) if record["lost"] else None,
+        tuple(gpu_from_wire(each) for each in record.get("slices", ())),
     )
 
 
+def peer_to_wire(peer: Peer) -> list[Any]:
+    known = peer.read if isinstance(peer.read, str) else to_wire(peer.read)
+    return [peer.first, peer.second, known]
+
+
+def peer_from_wire(parts: Sequence[Any]) -> Peer:
+    known = parts[2] if isinstance(parts[2], str) else from_wire(parts[2])
+    return Peer(int(parts[0]), int(parts[1]), known)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """The child's entry: ``read FIRST`` once, or ``live INDEX SECONDS`` until nobody listens."""
+    """The child's entry: ``read FIRST`` once, ``live INDEX SECONDS`` until nobody listens, or
+    ``record ROUNDS SECONDS``."""
     try:
         nvml = load()
     except ImportError as error:
         _write({"gap": to_wire(Unmeasured("nvml", Reason.NOT_INSTALLED, str(error)))})
         return
     if arguments[0] == "read":
-        for record in records(nvml, int(arguments[1])):
-            _write(record)
+        for made in records(nvml, int(arguments[1])):
+            _write(made)
+    elif arguments[0] == "record":
+        record(nvml, int(arguments[1]), float(arguments[2]), _write)
     elif start(nvml) is None:
         while True:
             _write({"gpu": gpu_to_wire(read_gpu(nvml, int(arguments[1]), live_only=True))})
             time.sleep(float(arguments[2]))
 
 
-def _write(record: dict[str, Any]) -> None:
+def _write(made: dict[str, Any]) -> None:
+    line = json.dumps(made).encode() + b"\n"
     try:
-        os.write(sys.stdout.fileno(), json.dumps(record).encode() + b"\n")
+        while line:
+            line = line[os.write(sys.stdout.fileno(), line) :]
     except BrokenPipeError:
         sys.exit(0)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from pichak_core.devices.cuda_visible import MASK
 from pichak_core.devices.gpu_join import TorchGpu, join, torch_gpu
 from pichak_core.devices.gpus import Report, read_gpus
 from pichak_core.devices.host import Host, this_host
@@ -95,7 +97,13 @@ def nvml_gpu(context: Context) -> Gpu | Unmeasured:
     if isinstance(device, Unmeasured):
         return device
     report = nvml_report(context)
-    return report.gap or join(device, report.gpus)
+    return report.gap or join(device, report.gpus, os.environ.get(MASK))
+
+
+def loaded_gpu(context: Context) -> list[Gpu]:
+    """NVML's readings of the GPU since the running measurement began; none where it has none."""
+    conditions = context.cache.get("conditions")
+    return [] if conditions is None else list(conditions.gpu_readings())
 
 
 def of_gpu(metric: Metric, gpu: Gpu | Unmeasured, field: str, source: str) -> Reading:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pichak_core.devices.gpus import read_gpus
 from pichak_core.devices.host import HostKind, this_host
-from pichak_core.devices.nvml import DRIVER_MODELS, VIRTUALISATION, Gpu
+from pichak_core.devices.nvml import Gpu
+from pichak_core.devices.nvml_codes import DRIVER_MODELS, VIRTUALISATION
 from pichak_core.measure import Context, Metric, Probe, register
 from pichak_core.measure._readings import attempt, gap, host_of, is_cuda, nvml_gpu
 from pichak_core.measurement import Measurement, Reading, Reason, Unmeasured

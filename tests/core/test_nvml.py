@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from pichak_core.devices import nvml as module
-from pichak_core.devices.gpu_join import TorchGpu, device_memory, from_properties, join
+from pichak_core.devices import nvml_codes as module
+from pichak_core.devices.gpu_join import TorchGpu, from_properties, join
+from pichak_core.devices.gpu_memory import device_memory
 from pichak_core.devices.gpus import LiveGpu, read_gpus
 from pichak_core.devices.nvml import Gpu, read_gpu
 from pichak_core.devices.nvml_child import (
@@ -313,8 +314,9 @@ def test_a_lost_gpu_costs_itself_alone_and_is_not_touched_again() -> None:
         gpu1={"handle": FakeNVMLError(15)},
         gpu2={"nvmlDeviceGetVbiosVersion": FakeNVMLError(15)},
     )
-    header, *gpus = list(records(fake))
+    header, *gpus, peers = list(records(fake))
     assert header["count"] == 4
+    assert [pair[:2] for pair in peers["peers"]] == [[0, 3]]  # no pair with a lost GPU is asked
     made = [gpu_from_wire(record["gpu"]) for record in gpus]
     assert [gpu.lost is not None for gpu in made] == [False, True, True, False]
     assert gap(made[1], "power_watts").reason is Reason.LOST
