@@ -204,7 +204,12 @@ def _create_unnamed(directory: Path) -> tuple[int, str]:
     fd = _open_tmpfile(directory)
     if fd is None:
         fd, name = tempfile.mkstemp(prefix=".pichak-disk-", dir=directory)
-        Path(name).unlink()
+        try:
+            Path(name).unlink()
+        except OSError:  # a file system that keeps what is open: not a file to fill, then
+            os.close(fd)
+            Path(name).unlink(missing_ok=True)
+            raise
     if sys.platform == "darwin":
         _set_nocache(fd)  # else the writes alone would fill the cache that is to be bypassed
         return fd, f"/dev/fd/{fd}"

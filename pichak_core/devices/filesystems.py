@@ -151,7 +151,8 @@ def filesystem_of(
     block_device = block_device_name(mount.device, sys_root)
     return FileSystem(
         mount.type,
-        kind_of(mount.type, block_device),
+        # A file system over several devices (btrfs) has a number of its own: its source tells.
+        kind_of(mount.type, block_device or PurePosixPath(mount.source).name),
         mount.mount_point,
         mount.source,
         mount.device,

@@ -14,12 +14,16 @@ from pathlib import Path
 from pichak_core.devices.direct_io import OsCalls, ReadFile, UnnamedFile, open_buffered, open_direct
 from pichak_core.devices.extents import Extents, written_extents
 
-#: What must stay free on the disk beside the probe's own file.
+#: What must stay free on the disk beside the probe's own file: a tenth of it, within these bounds.
 FREE_MARGIN_BYTES = 1 << 30
+_LEAST_MARGIN_BYTES = 64 << 20
+_MARGIN_SHARE = 0.1
 
 #: More files than this teach nothing more and use up descriptors; they are taken evenly.
 MAX_FILES = 64
 
+# What opening a file without a name gives where it cannot be opened again (9p, some FUSE).
+_GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENXIO})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Not a multiple of a page, so that no page of one block repeats in another.
 _SHIFT = 4099
@@ -90,19 +94,27 @@ def users_target(files: Sequence[Path]) -> Target:
 
 
 def room_for(directory: Path, wanted: int, least: int) -> int:
-    """How many of the `wanted` bytes may be written to `directory`, at least `least`.
+    """How many of the `wanted` bytes may be written to `directory`: all of them, or what there is
+    room for, but not less than the smaller of `wanted` and `least`.
 
-    Raises `DiskError` when the disk could not keep `FREE_MARGIN_BYTES` free.
+    Raises `DiskError` when the disk could not keep its margin free.
     """
-    free = shutil.disk_usage(directory).free
-    room = min(wanted, free - FREE_MARGIN_BYTES)
+    least = min(wanted, least)
+    usage = shutil.disk_usage(directory)
+    margin = free_margin(usage.total)
+    room = min(wanted, usage.free - margin)
     if room < least:
         raise DiskError(
-            f"{directory} has {free / 1e6:,.0f} MB free, and a probe needs "
-            f"{least / 1e6:,.0f} MB of it while {FREE_MARGIN_BYTES / 1e6:,.0f} MB stay free; "
+            f"{directory} has {usage.free / 1e6:,.0f} MB free, and a probe needs "
+            f"{least / 1e6:,.0f} MB of it while {margin / 1e6:,.0f} MB stay free; "
             "free some, or name files to read instead"
         )
     return room
+
+
+def free_margin(total_bytes: int) -> int:
+    """What a probe leaves free on a disk of that size."""
+    return min(FREE_MARGIN_BYTES, max(_LEAST_MARGIN_BYTES, int(_MARGIN_SHARE * total_bytes)))
 
 
 @contextmanager
@@ -116,12 +128,12 @@ def own_target(
 ) -> Iterator[Target]:
     """Write up to `size` bytes that neither compress nor repeat, for about `seconds`, and fsync.
 
-    Stops early, with less, when the time or the space is used up. The file has no name and is gone
-    at the end, whatever the end is.
+    Stops early, with less, when the time is up or the space is used up, by whomever: the margin
+    stays free. The file has no name and is gone at the end, whatever the end is.
     """
     file = UnnamedFile(directory)
     try:
-        written = _fill(file.fd, size, block, seconds, clock)
+        written = _fill(file.fd, size, block, seconds, clock, lambda: _room_left(directory))
         if written < block:
             raise DiskError(f"{directory} is full: not one block of {block:,} bytes fitted")
         if hasattr(os, "posix_fadvise"):
@@ -138,15 +150,38 @@ def open_all(
     """Every file of the target, closed by `stack`: a refusal at close comes up there."""
     files: list[ReadFile] = []
     for path in target.paths:
-        opened = (open_direct if direct else open_buffered)(path, system=system)
+        try:
+            opened = (open_direct if direct else open_buffered)(path, system=system)
+        except OSError as error:
+            if target.own and error.errno in _GONE:
+                raise DiskError(
+                    f"{target.place}: its file system does not keep a file without a name "
+                    "readable; name files to read instead"
+                ) from error
+            raise
         stack.callback(opened.close)
         files.append(opened)
     return files
 
 
-def _fill(fd: int, size: int, block: int, seconds: float, clock: Callable[[], float]) -> int:
+def _room_left(directory: Path) -> bool:
+    usage = shutil.disk_usage(directory)
+    return usage.free > free_margin(usage.total)
+
+
+def _fill(
+    fd: int,
+    size: int,
+    block: int,
+    seconds: float,
+    clock: Callable[[], float],
+    room_left: Callable[[], bool] = lambda: True,
+) -> int:
     count = size // block
-    pool = memoryview(os.urandom(block + _SHIFT * count))
+    # One pool of random bytes serves many blocks, each shifted against the last one: a draw of its
+    # own for each would take longer than the writing. It is never much larger than a block.
+    each = max(1, block // _SHIFT)
+    pool = memoryview(b"")
     deadline = clock() + seconds
     written = 0
     # Synced piece by piece, so that a slow disk cannot hide behind the cache until the time is up.
@@ -155,10 +190,15 @@ def _fill(fd: int, size: int, block: int, seconds: float, clock: Callable[[], fl
         for index in range(count):
             if index and clock() >= deadline:
                 break
-            _write_all(fd, pool[index * _SHIFT : index * _SHIFT + block])
+            place = index % each
+            if place == 0:
+                pool = memoryview(os.urandom(block + _SHIFT * min(each, count - index)))
+            _write_all(fd, pool[place * _SHIFT : place * _SHIFT + block])
+            written += block
             if index % piece == piece - 1:
                 os.fsync(fd)
-            written += block
+                if not room_left():
+                    break
     except OSError as error:
         if error.errno not in _FULL:
             raise

@@ -74,6 +74,14 @@ def test_a_directory_gets_a_file_that_is_gone_afterwards(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_of_two_reads_may_be_asked_for(tmp_path: Path) -> None:
+    if filesystem_of(tmp_path).kind not in {"disk", "layered"}:
+        pytest.skip("temporary files lie on no disk")
+    result = run(str(tmp_path), "--chunk-mb", "16")
+    assert "an own file of" in result.stdout, result.output
+    assert "MB free, and a probe needs" not in result.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
 def test_memory_measures_nothing(model: Path) -> None:
     # field case 77
@@ -90,7 +98,12 @@ def test_memory_measures_nothing(model: Path) -> None:
     [
         (["/nothing/here"], "/nothing/here does not exist"),
         (["/dev/null"], "not a regular file"),
-        (["{model}", "--block-mb", "8", "--chunk-mb", "1"], "a chunk holds at least one"),
+        (["{model}", "--block-mb", "8"], "4,194,304 bytes are less than one read of 8,388,608"),
+        (["{model}", "--block-mb", "1024"], "less than one read of 1,073,741,824"),
+        (["{directory}", "--chunk-mb", "1"], "holds at least one read of 8 MiB"),
+        (["{directory}", "--chunk-mb", "inf"], "chunk_mb inf"),
+        (["{directory}", "--chunk-mb", "nan"], "chunk_mb nan"),
+        (["{directory}", "--block-mb", "nan"], "block_mb nan"),
         (["{model}", "{directory}"], "is a directory among 2 paths"),
     ],
 )

@@ -23,7 +23,7 @@ from pichak_core.devices.direct_io import ALIGNMENT, open_direct
 from pichak_core.devices.filesystems import DiskTraffic, FileSystem, filesystem_of
 from pichak_core.measure import Context, probes, run_one
 from pichak_core.measure import _disk_files as disk_files
-from pichak_core.measure._disk_files import own_target, room_for
+from pichak_core.measure._disk_files import free_margin, own_target, room_for
 from pichak_core.measure._disk_reader import Block, Read, Reader, Slice, cut_blocks
 from pichak_core.measure._disk_sweep import sweep
 from pichak_core.measure._disk_verdict import (
@@ -458,7 +458,7 @@ Usage = namedtuple("Usage", "total used free")
 
 def test_the_disk_is_never_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def free(size: int) -> None:
-        monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, size))
+        monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 0, size))
 
     free((1 << 30) + 100 * MIB)
     assert room_for(tmp_path, 256 * MIB, 32 * MIB) == 100 * MIB
@@ -470,9 +470,65 @@ def test_the_disk_is_never_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_margin_is_a_tenth_of_a_small_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gib = 1 << 30
+    assert [free_margin(total) for total in (gib // 4, 5 * gib, 10 * gib, 1000 * gib)] == [
+        64 * MIB,
+        gib // 2,
+        gib,
+        gib,
+    ]
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(gib // 2, 0, 64 * MIB + 40 * MIB))
+    assert room_for(tmp_path, 256 * MIB, 32 * MIB) == 40 * MIB
+
+
+def test_a_small_chunk_is_not_a_lack_of_room(tmp_path: Path) -> None:
+    """16 MiB were asked for: two reads of 8 MiB, and no disk is too full for them."""
+    assert room_for(tmp_path, 16 * MIB, 32 * MIB) == 16 * MIB
+    needs_a_disk(tmp_path)
+    result = disk_queue_depth(tmp_path, depths=(1, 2, 3), chunk_mb=16, budget_seconds=0.5)
+    assert result.data_bytes in {8 * MIB, 16 * MIB}
+    assert result.skipped.keys() >= {3}
+
+
+def test_writing_stops_when_others_use_the_room_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gib = 1 << 30
+    free = iter([3 * gib, 2 * gib, gib - 1])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(100 * gib, 0, next(free)))
+    with own_target(tmp_path, 256 * MIB, MIB, 60.0) as target:
+        assert target.size == 3 * 32 * MIB  # looked at with every sync
+
+
+@pytest.mark.parametrize("block", [4096, 20_480, 65_536])
+def test_small_blocks_need_little_memory_and_do_not_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    drawn: list[int] = []
+    real = os.urandom
+
+    def count(size: int) -> bytes:
+        drawn.append(size)
+        return real(size)
+
+    monkeypatch.setattr("pichak_core.measure._disk_files.os.urandom", count)
+    with own_target(tmp_path, 4 * MIB, block, 60.0) as target:
+        content = Path(target.paths[0]).read_bytes()
+    assert max(drawn) <= 2 * block + 2 * 4099
+    assert len(content) == 4 * MIB // block * block
+    pages = {content[i : i + 4096] for i in range(0, len(content), 4096)}
+    assert len(pages) == len(content) // 4096
+
+
 KILLED = """
 import sys
+from pichak_core.devices import direct_io
 from pichak_core.measure.disk import disk_queue_depth
+if sys.argv[2] == "named":
+    direct_io._open_tmpfile = lambda directory: None
 disk_queue_depth(
     sys.argv[1], chunk_mb=64, block_mb=1, budget_seconds=60,
     on_progress=lambda text: print(text, flush=True),
@@ -480,11 +536,14 @@ disk_queue_depth(
 """
 
 
-@pytest.mark.parametrize("moment", ["writing", "depth 2"])
-def test_a_kill_leaves_no_file(tmp_path: Path, moment: str) -> None:
+# "named": file systems without O_TMPFILE, where the file has a name for a moment.
+@pytest.mark.parametrize(
+    ("moment", "how"), [("writing", "unnamed"), ("depth 2", "unnamed"), ("depth 1", "named")]
+)
+def test_a_kill_leaves_no_file(tmp_path: Path, moment: str, how: str) -> None:
     needs_a_disk(tmp_path)
     child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, str(tmp_path), how], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     try:
@@ -733,12 +792,67 @@ def shared_file() -> Iterator[Path]:
     path.unlink()
 
 
+NAN, INF = float("nan"), float("inf")
+
+
 @pytest.mark.parametrize(
-    "settings", [{"depths": ()}, {"depths": (0, 1)}, {"block_mb": 0}, {"chunk_mb": 1}]
+    ("settings", "message"),
+    [
+        ({"depths": ()}, "depths"),
+        ({"depths": (0, 1)}, "a depth is a number of reads"),
+        ({"block_mb": 0}, "block_mb 0"),
+        ({"block_mb": 1025}, "at most 1,024 MiB"),
+        ({"block_mb": NAN}, "block_mb nan"),
+        ({"block_mb": INF}, "block_mb inf"),
+        ({"chunk_mb": 1}, "holds at least one read of 8 MiB"),
+        ({"chunk_mb": NAN}, "chunk_mb nan"),
+        ({"chunk_mb": INF}, "chunk_mb inf"),
+        ({"chunk_mb": -1}, "chunk_mb -1"),
+        ({"budget_seconds": NAN}, "budget_seconds nan"),
+        ({"budget_seconds": 0}, "budget_seconds 0"),
+    ],
 )
-def test_impossible_settings(tmp_path: Path, settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError):
+def test_impossible_settings(tmp_path: Path, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         disk_queue_depth(tmp_path, **settings)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_smaller_than_one_read_have_no_rate(tmp_path: Path) -> None:
+    needs_a_disk(tmp_path)
+    for index in range(2):
+        written(tmp_path / str(index), 3 * MIB)
+    with pytest.raises(DiskError, match="3,145,728 bytes are less than one read of 8,388,608"):
+        disk_queue_depth(tmp_path / "0")
+    with pytest.raises(DiskError, match="each of the 2 files"):
+        disk_queue_depth([tmp_path / "0", tmp_path / "1"])
+    # the size of a chunk is for a file that is written
+    with pytest.raises(DiskError, match="less than one read of 1,073,741,824"):
+        disk_queue_depth(tmp_path / "0", block_mb=1024)
+    with (tmp_path / "pieces").open("wb") as file:
+        for index in range(8):
+            file.seek(2 * index * MIB)
+            file.write(os.urandom(MIB))
+        os.fsync(file.fileno())
+    with pytest.raises(DiskError, match="no 2,097,152 bytes in a row"):
+        disk_queue_depth(tmp_path / "pieces", block_mb=2)
+
+
+def test_little_data_and_short_reads_are_told(tmp_path: Path) -> None:
+    needs_a_disk(tmp_path)
+    written(tmp_path / "f", 2 * MIB + 512 * 1024)
+    result = disk_queue_depth(tmp_path / "f", depths=(1,), block_mb=1, budget_seconds=0.5)
+    assert result.data_bytes == 2 * MIB + 512 * 1024
+    assert any(note.startswith("1 of the 3 reads are shorter") for note in result.notes)
+    assert any("only 2.6 MB of data" in note for note in result.notes)
+
+
+def test_a_rate_that_no_storage_gives_is_suspect_unless_a_counter_vouches() -> None:
+    disk = FileSystem("ext4", "disk", block_device="sda")
+    fast = rate(4, 70_000, 70_000)
+    assert "more than storage gives" in suspicion(disk, DiskTraffic(), 1000, fast)
+    assert suspicion(disk, DiskTraffic(own_read=1000), 1000, fast) == ""
+    assert suspicion(disk, DiskTraffic(), 1000, rate(4, 50_000, 50_000)) == ""
 
 
 def test_many_files_are_taken_evenly(tmp_path: Path) -> None:
