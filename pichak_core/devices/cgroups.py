@@ -159,6 +159,35 @@ def cpu_quotas(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> list[Cpu
     return quotas
 
 
+def io_read_bytes(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[str, int]:
+    """Bytes that this process's group has read, by block device (``major:minor``).
+
+    From ``io.stat`` (version 2) or ``blkio.throttle.io_service_bytes`` (version 1) of its own
+    group; empty where there is neither, as at the root. What other groups read is not in it.
+    """
+    found: dict[str, int] = {}
+    for controller, file, parse in (
+        ("io", "io.stat", parse_io_stat),
+        ("blkio", "blkio.throttle.io_service_bytes", parse_io_service_bytes),
+    ):
+        for chain in group_chains(controller, proc, sys):
+            for device, count in parse(_read(chain[0] / file) or "").items():
+                found[device] = max(count, found.get(device, 0))
+    return found
+
+
+def parse_io_stat(text: str) -> dict[str, int]:
+    """``8:0 rbytes=1459200 wbytes=…`` lines: bytes read by device."""
+    matches = re.finditer(r"^(\d+:\d+)(?= ).*? rbytes=(\d+)", text, re.MULTILINE)
+    return {match.group(1): int(match.group(2)) for match in matches}
+
+
+def parse_io_service_bytes(text: str) -> dict[str, int]:
+    """``8:0 Read 1459200`` lines: bytes read by device."""
+    matches = re.finditer(r"^(\d+:\d+) Read (\d+)$", text, re.MULTILINE)
+    return {match.group(1): int(match.group(2)) for match in matches}
+
+
 def _bound(directory: Path, file: str, limit: int, stat: dict[str, int]) -> MemoryBound:
     current = _read(directory / "memory.current") or _read(directory / "memory.usage_in_bytes")
     reclaimable = stat.get("total_inactive_file", stat.get("inactive_file", 0))

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pichak_core.devices.filesystems import DiskTraffic, FileSystem
+from pichak_core.devices.disk_counters import DiskTraffic
+from pichak_core.devices.filesystems import FileSystem
 from pichak_core.measure._disk_verdict import (
     DepthRate,
     buffer_sentence,

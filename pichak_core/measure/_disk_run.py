@@ -13,7 +13,8 @@ from pichak_core.devices.direct_io import (
     huge_pages_on_request,
     open_direct,
 )
-from pichak_core.devices.filesystems import DiskTraffic, FileSystem, read_counters, traffic
+from pichak_core.devices.disk_counters import DiskTraffic, read_counters, traffic
+from pichak_core.devices.filesystems import FileSystem
 from pichak_core.measure._disk_files import DiskError, Target, open_all
 from pichak_core.measure._disk_reader import Reader, cut_blocks
 from pichak_core.measure._disk_result import DiskResult

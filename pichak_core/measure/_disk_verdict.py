@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from pichak_core.devices.filesystems import DiskTraffic, FileSystem
+from pichak_core.devices.disk_counters import DiskTraffic
+from pichak_core.devices.filesystems import FileSystem
 from pichak_core.measure._disk_reader import Slice
 from pichak_core.measurement import median_and_spread
 from pichak_core.plan import format_number

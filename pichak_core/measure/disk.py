@@ -15,10 +15,7 @@ from pichak_core.devices.direct_io import (
     OsCalls,
     align_up,
 )
-from pichak_core.devices.filesystems import (
-    FileSystem,
-    filesystem_of,
-)
+from pichak_core.devices.filesystems import FileSystem, filesystem_of
 from pichak_core.measure import Context, Depth, Probe, register
 from pichak_core.measure._disk_files import (
     MAX_FILES,

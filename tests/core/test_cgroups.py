@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pichak_core.devices.cgroups import (
     cpu_quotas,
     group_chains,
+    io_read_bytes,
     memory_bounds,
     parse_membership,
     parse_mountinfo,
@@ -279,6 +280,26 @@ def test_mounts_and_memberships_are_read_as_the_kernel_writes_them() -> None:
     assert [(m.root, m.point, m.fs_type) for m in mounts] == [("/my root", "/mnt/a b", "ext4")]
     groups = parse_membership("9:name=systemd:/x\n3:cpu,cpuacct:/y:z\n0::/w\nnonsense\n")
     assert groups == {"name=systemd": "/x", "cpu": "/y:z", "cpuacct": "/y:z", "": "/w"}
+
+
+def test_bytes_read_by_device_in_both_versions(tree: Tree) -> None:
+    # field case 80: io.stat stands in where a container is shown no block devices
+    tree.join(
+        "0::/job\n2:blkio:/old\n",
+        V2_MOUNT.format(root="/")
+        + "33 1 0:30 / /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\n",
+    )
+    assert io_read_bytes(tree.proc, tree.sys) == {}
+    tree.group(
+        "job",
+        io__stat="8:0 rbytes=1459200 wbytes=314773504 rios=192 wios=353 dbytes=0 dios=0\n"
+        "8:16 \n259:3 rbytes=5 wbytes=7 rios=1 wios=1",
+    )
+    tree.group(
+        "blkio/old",
+        blkio__throttle__io_service_bytes="7:0 Read 4096\n7:0 Write 99\n7:0 Total 4195\nTotal 4195",
+    )
+    assert io_read_bytes(tree.proc, tree.sys) == {"8:0": 1459200, "259:3": 5, "7:0": 4096}
 
 
 # --- real groups -------------------------------------------------------------------------------

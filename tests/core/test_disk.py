@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from pichak_core.devices.direct_io import ALIGNMENT, open_direct
-from pichak_core.devices.filesystems import DiskTraffic, FileSystem, filesystem_of
+from pichak_core.devices.disk_counters import DiskTraffic
+from pichak_core.devices.filesystems import FileSystem, filesystem_of
 from pichak_core.measure import Context, probes, run_one
 from pichak_core.measure import _disk_files as disk_files
 from pichak_core.measure._disk_files import free_margin, own_target, room_for

@@ -22,8 +22,9 @@ from pichak_core.devices.direct_io import (
     aligned_buffer,
     open_direct,
 )
+from pichak_core.devices.disk_counters import read_counters
 from pichak_core.devices.extents import written_extents
-from pichak_core.devices.filesystems import filesystem_of, read_counters
+from pichak_core.devices.filesystems import filesystem_of
 from pichak_core.measure._disk_files import free_margin
 from pichak_core.measure.disk import DiskError, DiskResult, disk_queue_depth
 

@@ -9,20 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from pichak_core.devices.filesystems import (
+from pichak_core.devices.disk_counters import (
     Counters,
     DiskCounters,
+    parse_block_stat,
+    parse_diskstats,
+    physical_disks,
+    read_counters,
+    traffic,
+)
+from pichak_core.devices.filesystems import (
     FileSystem,
     block_device_name,
     filesystem_of,
     find_mount,
     kind_of,
-    parse_block_stat,
-    parse_diskstats,
     parse_mountinfo,
-    physical_disks,
-    read_counters,
-    traffic,
 )
 
 MOUNTINFO = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -91,6 +93,7 @@ def test_no_mount_for_a_path_outside_the_table() -> None:
         ("fuse.mergerfs", "", "user space"),
         ("fuse", "", "user space"),
         ("fuseblk", "sdb1", "disk"),
+        ("btrfs", "zram0", "memory"),
         ("somethingnew", "", "unknown"),
     ],
 )
@@ -125,6 +128,16 @@ def test_without_a_mount_table_statfs_tells(tmp_path: Path) -> None:
     if magic not in expected:
         pytest.skip(f"no expectation for magic {magic:x}")
     assert found.type == expected[magic]
+
+
+def test_a_file_system_over_several_devices_is_known_by_its_source(tmp_path: Path) -> None:
+    # field case 77: btrfs has a device number of its own, also on a RAM disk
+    (tmp_path / "self").mkdir()
+    line = "2 1 0:44 / {0} rw - btrfs {1} rw\n"
+    for source, kind in (("/dev/zram0", "memory"), ("/dev/sdb", "disk")):
+        (tmp_path / "self/mountinfo").write_text(line.format(tmp_path, source))
+        found = filesystem_of(tmp_path, proc=tmp_path, sys_root=tmp_path)
+        assert (found.kind, found.block_device) == (kind, "")
 
 
 def test_a_path_is_resolved_before_it_is_looked_up(tmp_path: Path) -> None:
@@ -189,6 +202,22 @@ def test_counters_of_the_own_device_and_of_all_disks(tmp_path: Path) -> None:
     remote = FileSystem("nfs4", "network", "/n", "server:/x", "0:50")
     assert read_counters(remote, proc=proc, sys_root=sys_root) == DiskCounters()
     assert read_counters(disk, proc=tmp_path / "no", sys_root=tmp_path / "no") == DiskCounters()
+
+
+def test_the_groups_counter_stands_in_where_no_device_is_shown(tmp_path: Path) -> None:
+    # field case 80
+    proc, group = tmp_path / "proc", tmp_path / "sys/fs/cgroup"
+    (proc / "self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    (proc / "self/cgroup").write_text("0::/\n")
+    (proc / "self/mountinfo").write_text("30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    (group / "io.stat").write_text("8:0 rbytes=4096 wbytes=1\n8:16 rbytes=1000 wbytes=2\n")
+    layered = FileSystem("overlay", "layered", "/", "overlay", "0:55")
+    before = read_counters(layered, proc=proc, sys_root=tmp_path / "sys")
+    assert before == DiskCounters(None, Counters(5096, 0))
+    (group / "io.stat").write_text("8:0 rbytes=9096 wbytes=1\n8:16 rbytes=1000 wbytes=2\n")
+    moved = traffic(before, read_counters(layered, proc=proc, sys_root=tmp_path / "sys"))
+    assert (moved.own_read, moved.physical_read) == (None, 5000)
 
 
 def test_a_counter_that_never_moved_says_nothing() -> None:
