@@ -16,7 +16,7 @@ PACKAGES = {
     "pichak_coordinator": ROOT / "coordinator" / "pichak_coordinator",
 }
 #: What the coordinator may know of the agent.
-AGENT_DOORS = {"pichak_agent.messages", "pichak_agent.ray_actor"}
+AGENT_DOORS = {"pichak_agent.messages", "pichak_agent.ray_actor", "pichak_agent.local"}
 RAY_IMPORTERS = {
     "agent/pichak_agent/ray_actor.py",
     "coordinator/pichak_coordinator/cluster.py",
@@ -60,7 +60,7 @@ def test_the_agent_knows_the_core_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sources("pichak_coordinator"), ids=relative)
-def test_the_coordinator_enters_the_agent_by_two_doors(path: Path) -> None:
+def test_the_coordinator_enters_the_agent_by_its_doors(path: Path) -> None:
     names = {n for n in imported(path) if n.startswith("pichak_agent")}
     strangers = {
         n for n in names if not any(n == door or n.startswith(f"{door}.") for door in AGENT_DOORS)

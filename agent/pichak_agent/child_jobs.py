@@ -6,6 +6,7 @@ result would be if it ended now), and returns the result as plain values.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,6 +73,7 @@ def task(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> 
     """What belongs to the training task and is the same on every node."""
     from pichak_core.tune.jobs import task_job
 
+    _enter(params)
     return task_job(params, progress=progress, partial=partial)
 
 
@@ -79,7 +81,20 @@ def ramp(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> 
     """What this machine can do of the training task: the micro-batch ramp by real steps."""
     from pichak_core.tune.jobs import ramp_job
 
+    _enter(params)
     return ramp_job(params, progress=progress, partial=partial)
+
+
+def _enter(params: Mapping[str, Any]) -> None:
+    """The user's own folder, where a job runs on the user's own machine: their code finds its files
+    there. On a node of a fleet it stays in its empty one."""
+    folder = params.get("working_folder")
+    if folder is None:
+        return
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise RefusedError(f"working folder {folder}: {error.strerror}") from error
 
 
 JOBS: dict[str, JobFunction] = dict(zip(KINDS, (fingerprint, task, ramp), strict=True))

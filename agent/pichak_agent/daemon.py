@@ -21,7 +21,7 @@ from pichak_agent.ending import ERROR_TEXT
 from pichak_agent.files import FileError, FileStore
 from pichak_agent.home import open_home, open_some_home
 from pichak_agent.identity import describe_node
-from pichak_agent.locks import FileLock
+from pichak_agent.locks import wait_for
 from pichak_agent.messages import Job, Outcome, clip_text, decode, encode
 from pichak_agent.spool import Key, SpoolError
 from pichak_agent.versions import own_versions
@@ -32,7 +32,6 @@ _LOG = logging.getLogger(__name__)
 LOCK_WAIT_SECONDS = 900.0
 #: Bytes of outcomes that `pending` hands out at once.
 PENDING_BYTES = 64 * 1024**2
-_LOCK_POLL_SECONDS = 0.1
 _CLOSE_SECONDS = 8.0
 _MAX_EARLY_CANCELS = 256
 _MAX_PROBLEMS = 50
@@ -178,7 +177,16 @@ class Agent:
     def _attempt(self, job: Job, running: _Running) -> bytes:
         try:
             lock = self._home.measuring_lock(job.lock) if job.lock else None
-            refusal = self._wait_for(lock, job, running) if lock else ""
+            refusal = ""
+            if lock:
+                refusal = wait_for(
+                    lock,
+                    job.lock,
+                    f"job {job.job_id}, attempt {job.attempt}, pid {os.getpid()}",
+                    limit_seconds=self._lock_wait,
+                    cancel=running.cancel,
+                    say=lambda text: setattr(running, "progress", text),
+                )
         except OSError as error:
             return _ended(job, "error", f"what it measures cannot be locked: {error}")
         if refusal:
@@ -204,19 +212,6 @@ class Agent:
             shutil.rmtree(folder, ignore_errors=True)
             if lock:
                 lock.release()
-
-    def _wait_for(self, lock: FileLock, job: Job, running: _Running) -> str:
-        """ "" once the lock is held, or why it is not."""
-        began = time.monotonic()
-        while not lock.try_acquire(f"job {job.job_id}, attempt {job.attempt}, pid {os.getpid()}"):
-            waited = time.monotonic() - began
-            who = lock.holder() or "another job"
-            if waited >= self._lock_wait:
-                return f"{job.lock!r} was not free within {self._lock_wait:g} s; {who} measures it"
-            running.progress = f"waiting for {job.lock!r} ({who}), {waited:.0f} s"
-            if running.cancel.wait(_LOCK_POLL_SECONDS):
-                return "it was cancelled before it started"
-        return ""
 
     def _keep(self, key: Key, outcome: bytes) -> None:
         try:

@@ -31,6 +31,11 @@ def default_root() -> Path:
     return Path(given) if given else Path("~/.local/state/pichak").expanduser()
 
 
+def temporary_root() -> Path:
+    """Where things are kept while `default_root` cannot be written."""
+    return Path(tempfile.gettempdir()) / f"pichak-{os.getuid()}"
+
+
 class Home:
     """One agent's claim on its folder, from `open_home` until `close`."""
 
@@ -57,10 +62,8 @@ class Home:
         return self.folder / "files"
 
     def measuring_lock(self, name: str) -> FileLock:
-        """The machine's lock for what `name` says is measured. A home on a network drive is shared
-        by machines, so the folder is named after this machine's boot."""
-        check_name("lock", name)
-        return FileLock(self.root / "locks" / (boot_id() or "machine") / f"{name}.lock")
+        """`measuring_lock` of this home's root."""
+        return measuring_lock(self.root, name)
 
     def close(self) -> None:
         """Give the folder back; what is in the spool stays for the next agent."""
@@ -85,6 +88,13 @@ class Home:
                 self.spool.messages.append(f"{sibling} could not be taken over: {error}")
             finally:
                 lock.release()
+
+
+def measuring_lock(root: Path, name: str) -> FileLock:
+    """The machine's lock for what `name` says is measured. A home on a network drive is shared by
+    machines, so the folder is named after this machine's boot."""
+    check_name("lock", name)
+    return FileLock(root / "locks" / (boot_id() or "machine") / f"{name}.lock")
 
 
 def open_home(root: Path, instance: str, *, exactly: bool = False) -> Home:
@@ -120,6 +130,6 @@ def open_some_home(instance: str) -> tuple[Home, str]:
     except (OSError, RuntimeError) as error:
         if isinstance(error, InstanceTakenError):
             raise
-        root = Path(tempfile.gettempdir()) / f"pichak-{os.getuid()}"
+        root = temporary_root()
         home = open_home(root, instance)
         return home, f"outcomes are kept in {root}, because the usual place failed: {error}"

@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+_POLL_SECONDS = 0.1
 
 
 class FileLock:
@@ -76,3 +81,29 @@ class FileLock:
         except OSError:
             # A full disk takes the words, not the lock.
             return
+
+
+def wait_for(
+    lock: FileLock,
+    name: str,
+    note: str,
+    *,
+    limit_seconds: float,
+    cancel: threading.Event,
+    say: Callable[[str], None],
+) -> str:
+    """The empty text once `lock` (what is called `name`) is held, or the sentence why it is not.
+
+    `note` is what others then read about the holder. While it waits, `say` is told for whom.
+    `OSError` when the lock's file cannot be made.
+    """
+    began = time.monotonic()
+    while not lock.try_acquire(note):
+        waited = time.monotonic() - began
+        who = lock.holder() or "another job"
+        if waited >= limit_seconds:
+            return f"{name!r} was not free within {limit_seconds:g} s; {who} measures it"
+        say(f"waiting for {name!r} ({who}), {waited:.0f} s")
+        if cancel.wait(_POLL_SECONDS):
+            return "it was cancelled before it started"
+    return ""

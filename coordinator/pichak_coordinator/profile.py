@@ -86,6 +86,8 @@ class Profiler:
         hellos = self.dispatcher.start_agents(nodes)
         identities = self._record_nodes(nodes, hellos)
         self.targets = targets_of(nodes, hellos, identities, self.request.device)
+        for target in self.targets:
+            target.since = self.clock()
         self._take_leftovers()
         self._lease()
         for target in self.targets:

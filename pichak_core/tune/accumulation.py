@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from pichak_core.plan import CONSTANT, Value, format_number
+from pichak_core.tune.ramp_story import rows_text
 
 #: Scored tokens per step where no noise scale was measured.
 DEFAULT_TARGET_TOKENS = 65_536
@@ -67,7 +68,7 @@ def grad_accum_for(target_tokens: float, micro_batch: int, seq_len: float) -> tu
     # a hair of slack: 3 × 0.1 tokens are not more than a target of 0.3
     n = max(1, math.ceil(target_tokens / per_micro * (1.0 - 1e-12)))
     return n, (
-        f"{n:,} × {micro_batch:,} rows × {format_number(seq_len)} scored tokens a row = "
+        f"{n:,} × {rows_text(micro_batch)} × {format_number(seq_len)} scored tokens a row = "
         f"{format_number(n * per_micro)} scored tokens per optimizer step, in whole micro-batches, "
         f"for a target of {format_number(target_tokens)}"
     )
@@ -113,9 +114,9 @@ def plan_accumulation(
     updates = None if rows_total is None else rows_total // rows
     if updates is not None and updates < min_updates:
         notes.append(
-            f"one pass over {rows_total:,} rows gives only {updates:,} full optimizer steps of "
-            f"{rows:,} rows, fewer than {min_updates} even without accumulation: train for more "
-            "passes, or use a smaller micro-batch"
+            f"one pass over {rows_text(rows_total or 0)} gives only {updates:,} full optimizer "
+            f"steps of {rows_text(rows)}, fewer than {min_updates} even without accumulation: "
+            "train for more passes, or use a smaller micro-batch"
         )
     tokens = rows * supervised_per_row
     if n == 1 and tokens > 2 * target:
@@ -125,7 +126,8 @@ def plan_accumulation(
             "updates from the same tokens"
         )
     if updates is not None:
-        source += f"; one pass over {rows_total:,} rows is {updates:,} updates of {rows:,} rows"
+        whole = f"one pass over {rows_text(rows_total or 0)}"
+        source += f"; {whole} is {updates:,} updates of {rows_text(rows)}"
     return Accumulation(n, rows, tokens, target, updates, cut, source, target_source, tuple(notes))
 
 

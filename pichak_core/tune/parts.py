@@ -28,10 +28,25 @@ from pichak_core.tune.learning_rate import (
 )
 from pichak_core.tune.noise import DEFAULT_K, NoiseScale, measure_noise_scale
 from pichak_core.tune.ramp import ramp_micro_batch
-from pichak_core.tune.ramp_result import DoesNotFit, RampResult
+from pichak_core.tune.ramp_result import DoesNotFit, LimitedBy, RampResult
+from pichak_core.tune.ramp_story import rows_text
 from pichak_core.tune.rank import auto_rank
 
 Say = Callable[[str], None]
+
+#: What lies behind the largest size that ran, by `RampResult.limited_by`.
+_BEHIND_IT: dict[LimitedBy, str] = {
+    "memory": "the next size was refused",
+    "headroom": "the next size passed the headroom",
+    "paging": "the next size was served from system memory instead of the device's",
+    "host memory": "the next size ran out of the host's memory",
+    "kernel": "the next size failed in a kernel, with memory to spare",
+    "no step": "the next size ran no training step",
+    "prediction": "the next size was predicted to take the host down and was not run",
+    "limit": "the limit that was given ends the ramp there",
+    "rows": "the data has no more rows",
+    "time": "the next size was left out, for its step would take longer than allowed",
+}
 
 #: How the note begins that stands where a micro-batch is missing.
 NO_BATCH = "no micro-batch"
@@ -155,18 +170,17 @@ def ramp(
     )
     if headroom is not None:
         plan.set("headroom", float(headroom), CONSTANT)
+    kept = rows_text(found.micro_batch)
     per_pass = found.seconds_per_step / passes
-    timed = (
-        f"median of the repeated steps at {_rows(found.micro_batch)}, "
-        f"{found.seconds_per_step:.3g} s"
-        + (f" for {passes} passes and one optimizer step" if passes > 1 else "")
+    timed = f"median of the repeated steps at {kept}, {found.seconds_per_step:.3g} s" + (
+        f" for {passes} passes and one optimizer step" if passes > 1 else ""
     )
     plan.set("seconds_per_step", Value(per_pass, f"one micro-batch: {timed}", unit="s"))
     if length is not None and per_pass > 0:
         rate = found.micro_batch * float(length) / per_pass
         plan.set(
             "tokens_per_second",
-            Value(rate, f"{_rows(found.micro_batch)} of {length} tokens; {timed}", unit="tokens/s"),
+            Value(rate, f"{kept} of {length:,} tokens; {timed}", unit="tokens/s"),
         )
     scored = plan.as_dict().get("supervised_per_row")
     if scored is not None and per_pass > 0:
@@ -175,8 +189,8 @@ def ramp(
             "scored_tokens_per_second",
             Value(
                 rate,
-                f"{_rows(found.micro_batch)} of {format_number(scored)} scored tokens, each padded "
-                f"to the longest length; {timed}",
+                f"{kept} of {format_number(scored)} scored tokens, each padded to the longest "
+                f"length; {timed}",
                 unit="scored tokens/s",
             ),
         )
@@ -263,17 +277,8 @@ def rank(
     plan.set("lora_rank", found, source)
 
 
-def _rows(count: int) -> str:
-    return f"{count:,} row{'' if count == 1 else 's'}"
-
-
 def _max_source(found: RampResult) -> str:
-    limited = {
-        "memory": "the next size was refused",
-        "headroom": "the next size passed the headroom",
-    }
-    why = limited.get(found.limited_by, f"limited by {found.limited_by}")
-    return f"the largest size that ran; {why}"
+    return f"the largest size that ran; {_BEHIND_IT[found.limited_by]}"
 
 
 def _optional(value: Any) -> float | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +20,17 @@ from pichak_coordinator.cli.common import (
 )
 from pichak_coordinator.cli.options import check_data, check_length, check_model, workload_options
 from pichak_coordinator.cli.progress import Progress, ProgressLine
+from pichak_coordinator.request import MACHINE_LOCK
+from pichak_coordinator.text import printable
 from pichak_core.plan import Plan
+
+if TYPE_CHECKING:
+    from pichak_agent.messages import Outcome
+
+#: A plan is not cut short: the noise scale has its own limit, and Ctrl-C keeps what is measured.
+_LONGEST_SECONDS = 7 * 86400.0
+#: The ramp's error that is a result: not even one row fits, and the plan says why.
+_NO_BATCH = "NoMicroBatchError"
 
 #: What --export offers; the names are those of `pichak_core.tune.export`.
 _TRAINERS = (
@@ -77,32 +89,43 @@ def plan(
     The plan goes to stdout with the measurement behind every number; progress goes to stderr. For
     the machines of a cluster there is `pichak fleet profile`.
     """
+    if trainer is not None and as_json:
+        raise UserError("--export prints a trainer's own settings: leave out --json")
     check_data(data)
     check_model(model)
     where = _device(device)
     check_length(model, data, asked["seq_len"])
     params: dict[str, Any] = {
         **asked,
-        "data": str(data) if data else None,
+        "data": str(data.absolute()) if data else None,
+        "working_folder": str(Path.cwd()),
         "model": model,
         "device": where,
         "memory_cap_bytes": memory_cap,
         "step_seconds": step_seconds or (3.0 if where == "cpu" else None),
     }
-    made, interrupted = _derive(params)
-    if not any(value.measured for value in made.values.values()):
-        raise NothingMeasuredError(" ".join(made.notes) or "nothing could be measured")
+    made = _derive(params)
+    if not any(value.measured for value in made.plan.values.values()):
+        failed = UserError if made.error else NothingMeasuredError
+        raise failed(made.error or " ".join(made.plan.notes) or "nothing could be measured")
+    _print(made.plan, trainer, as_json)
+    if made.interrupted:
+        click.echo("pichak: interrupted; the plan holds what was measured", err=True)
+        return EXIT_INTERRUPTED
+    if made.error:
+        raise UserError(f"{made.error} (the plan above holds what was measured before)")
+    return EXIT_DONE
+
+
+def _print(plan: Plan, trainer: str | None, as_json: bool) -> None:
     if trainer is not None:
         from pichak_core.tune.export import export_text
 
-        click.echo(export_text(made, trainer))
+        click.echo(export_text(plan, trainer))
     elif as_json:
-        print_json({"schema": 1, "plan": made.to_dict()})
+        print_json({"schema": 1, "plan": plan.to_dict()})
     else:
-        click.echo(made.report(_width()))
-    if interrupted:
-        click.echo("pichak: interrupted; the plan holds what was measured", err=True)
-    return EXIT_INTERRUPTED if interrupted else EXIT_DONE
+        click.echo(plan.report(_width()))
 
 
 def _device(asked: str) -> str:
@@ -123,32 +146,64 @@ def _device(asked: str) -> str:
     return "cpu"
 
 
-def _derive(params: dict[str, Any]) -> tuple[Plan, bool]:
-    """The plan, and whether Ctrl-C cut it short; what was measured until then is in it."""
-    from pichak_core.tune.jobs import NoMicroBatchError, ramp_job, task_job
-    from pichak_core.tune.row_stream import CorpusError
-    from pichak_core.workload import WorkloadError
+@dataclass(frozen=True)
+class _Made:
+    """What the two jobs gave; `error` is the sentence of the one that failed."""
 
-    so_far: dict[str, Any] = {}
-    started = time.monotonic()
+    plan: Plan
+    interrupted: bool = False
+    error: str = ""
+
+
+def _derive(params: dict[str, Any]) -> _Made:
+    """The plan from a task job and a ramp job, each in a process of its own as in a fleet."""
+    from pichak_agent.local import run_here
+    from pichak_agent.messages import Job
+
+    task: Mapping[str, Any] | None = None
     with Progress() as progress:
+        for kind in ("task", "ramp"):
+            job = Job(
+                f"plan-{kind}",
+                1,
+                kind,
+                {**params, "task": task},
+                _LONGEST_SECONDS,
+                lock=MACHINE_LOCK,
+            )
+            outcome = run_here(job, on_progress=_shown(progress, params["device"]))
+            task = outcome.result.get("plan") or outcome.result.get("task") or task
+            if not outcome.ok:
+                break
+    made = Plan.from_dict(dict(task)) if task else Plan(model=params["model"])
+    if outcome.ok:
+        return _Made(made)
+    if outcome.status == "cancelled":
+        return _Made(made.note("interrupted: what is missing was not measured"), interrupted=True)
+    if outcome.error.startswith(f"{_NO_BATCH}: ") and task:
+        return _Made(made)
+    return _Made(made.note(f"the {kind} failed: {_said(outcome)}"), error=_said(outcome))
 
-        def show(text: str) -> None:
-            line = ProgressLine(params["device"], text, seconds=time.monotonic() - started)
-            progress.update([line])
 
-        try:
-            task = task_job(params, progress=show, partial=so_far.update)["task"]
-            done = ramp_job({**params, "task": task}, progress=show, partial=so_far.update)
-            return Plan.from_dict(done["plan"]), False
-        except KeyboardInterrupt:
-            record = so_far.get("plan") or so_far.get("task")
-            made = Plan.from_dict(record) if record else Plan(model=params["model"])
-            return made.note("interrupted: what is missing was not measured"), True
-        except NoMicroBatchError:
-            return Plan.from_dict(so_far["plan"]), False
-        except (WorkloadError, CorpusError) as error:
-            raise UserError(str(error)) from error
+def _said(outcome: Outcome) -> str:
+    """The sentence of what failed. What our own errors say stands without the name of their class;
+    what the user's code printed last is often the reason for an end without a sentence."""
+    name, _, text = outcome.error.partition(": ")
+    said = text if name in ("WorkloadError", "CorpusError") else outcome.error
+    printed = outcome.log_tail.strip().splitlines()
+    if outcome.status not in ("timeout", "killed") and printed and not text:
+        said = f"{said}; it printed last: {printed[-1]}"
+    return printable(said)
+
+
+def _shown(progress: Progress, device: str) -> Callable[[str], None]:
+    started = time.monotonic()
+
+    def show(text: str) -> None:
+        phase, _, detail = text.partition(": ")
+        progress.update([ProgressLine(device, phase, detail, time.monotonic() - started)])
+
+    return show
 
 
 def _width() -> int:
