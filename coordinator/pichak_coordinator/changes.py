@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pichak_coordinator.disturbance import disturbed
 from pichak_coordinator.records import NodeRecord, Row, json_safe
 from pichak_coordinator.speed import processed_speed, scored_speed
 from pichak_core.measurement import Measurement, Reading
@@ -31,8 +32,8 @@ class Change:
     and `reason` then says why. `share` is the relative change (0.1 = 10 % more), None for text and
     where it was 0 before.
 
-    `exceeds` says whether the change is larger than the measured spreads explain; None where no
-    spread is known.
+    `disturbed` tells of others who used the machine during one of the two readings. `exceeds` says
+    whether the change is larger than the measured spreads explain; None where no spread is known.
     """
 
     node: NodeRecord
@@ -44,6 +45,7 @@ class Change:
     spread: float | None = None
     exceeds: bool | None = None
     reason: str = ""
+    disturbed: str = ""
 
     @property
     def notable(self) -> bool:
@@ -65,13 +67,14 @@ class Change:
         text = f"{self.metric}: {shown[0]} → {shown[1]} {self.unit}".rstrip()
         if self.reason:
             return f"{text} ({self.reason})"
+        told = f"; {self.disturbed}" if self.disturbed else ""
         if self.share is None:
             return text
         if self.exceeds is None:
-            return f"{text} ({self.share:+.1%})"
+            return f"{text} ({self.share:+.1%}{told})"
         word = "more than" if self.exceeds else "within"
         known = f" of {format_number(self.spread)}" if self.spread is not None else ""
-        return f"{text} ({self.share:+.1%}, {word} the measured spread{known})"
+        return f"{text} ({self.share:+.1%}, {word} the measured spread{known}{told})"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -89,6 +92,7 @@ class Change:
                 "exceeds_spread": self.exceeds,
                 "notable": self.notable,
                 "reason": self.reason,
+                "disturbed": self.disturbed,
             }
         )
         return record
@@ -130,7 +134,9 @@ def _of_readings(node: NodeRecord, metric: str, then: Reading, now: Reading) -> 
         spread = None
         if then.spread is not None and now.spread is not None:
             spread = math.hypot(then.spread, now.spread)
-        yield from _of_values(node, metric, then.value, now.value, unit, spread)
+        when = _when_disturbed(then.conditions, now.conditions)
+        for change in _of_values(node, metric, then.value, now.value, unit, spread):
+            yield replace(change, disturbed=when)
 
 
 def _of_plans(old: Row, new: Row) -> Iterator[Change]:
@@ -143,11 +149,28 @@ def _of_plans(old: Row, new: Row) -> Iterator[Change]:
         metric = f"plan.{name}"
         if name in _TIMED:
             spread = _timed_spread((old, then), (new, now))
-            yield from _of_values(new.node, metric, then.value, now.value, now.unit, spread)
+            when = _when_disturbed(_ramp_conditions(old), _ramp_conditions(new))
+            for change in _of_values(new.node, metric, then.value, now.value, now.unit, spread):
+                yield replace(change, disturbed=when)
         else:
             apart = _apart(then, now)
             for change in _of_values(new.node, metric, then.value, now.value, now.unit, None):
-                yield Change(**{**change.__dict__, "exceeds": apart})
+                yield replace(change, exceeds=apart)
+
+
+def _ramp_conditions(row: Row) -> Mapping[str, Any]:
+    found = (row.ramp or {}).get("conditions")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _when_disturbed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which of two readings was that of a busy machine, and how busy it was."""
+    told = [
+        f"{when} {sentence}"
+        for when, sentence in (("before,", disturbed(then)), ("now", disturbed(now)))
+        if sentence
+    ]
+    return "; ".join(told)
 
 
 def _same_task(one: Plan, other: Plan) -> bool:

@@ -80,6 +80,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 def _open(path: Path, *, read_only: bool) -> sqlite3.Connection:
     mode = "ro" if read_only else "rwc"
+    if read_only and _is_still(path):
+        mode = "ro&immutable=1"
     db = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
@@ -89,6 +91,12 @@ def _open(path: Path, *, read_only: bool) -> sqlite3.Connection:
     )
     db.execute("PRAGMA foreign_keys = ON")
     return db
+
+
+def _is_still(path: Path) -> bool:
+    """Whether nobody can be writing to the file, and a reader could not make the files beside it
+    that WAL needs: it lies on a read-only mount, or in another user's folder, and has no log."""
+    return not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
 
 
 def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:

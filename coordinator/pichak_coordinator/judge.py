@@ -5,7 +5,8 @@ theirs by the rule of `verdict`. With fewer it is held against the node's own hi
 rules are left (`absolute`): both say that their confidence is low. So two machines that differ
 accuse neither. A finding is suspected when seen once and confirmed when a second, separate probe
 sees it again; its evidence holds the arithmetic. What is suspect or was not measured judges nothing
-and is not judged; a suspicion about it waits for the next reading.
+and is not judged; a suspicion about it waits for the next reading. A reading taken while other
+programs used the machine's cores explains itself: it is told, and neither confirms nor counts.
 
 Judged are rates ("…/s") and times (us, ms) by their unit. Left out: high percentiles, whose noise
 no median tames; the cost of starting an operation, which matters as a share of a training step
@@ -29,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pichak_coordinator.absolute import absolute_findings
+from pichak_coordinator.disturbance import disturbed
 from pichak_coordinator.records import Finding, Row, Severity
 from pichak_coordinator.speed import processed_speed, scored_speed
 from pichak_coordinator.verdict import FLOOR, SIGMAS, Group, Sample, Verdict
@@ -93,6 +95,16 @@ class _Reading:
         # A node's own parts (disk, CPU, memory) are one reading however many GPUs it has.
         self.of_device = metric.startswith(("gpu.", "plan."))
         self.group = (metric, unit, *_alike(row, metric))
+        self.disturbed = disturbed(_conditions(row, metric))
+
+
+def _conditions(row: Row, metric: str) -> Mapping[str, Any]:
+    """What was true of the machine while the metric was read."""
+    if metric.startswith("plan."):
+        found = (row.ramp or {}).get("conditions")
+        return found if isinstance(found, Mapping) else {}
+    reading = row.fingerprint.get(metric)
+    return reading.conditions if isinstance(reading, Measurement) else {}
 
 
 def _readings(row: Row) -> dict[str, _Reading]:
@@ -189,10 +201,13 @@ def _finding(
     code = "slower_than_peers" if basis == "peers" else "slower_than_before"
     earlier = before.get((code, reading.metric))
     kept = earlier.evidence.get("deviations", []) if earlier else []
-    deviations = [*(d for d in kept if isinstance(d, (int, float))), verdict.deviation][-_KEPT:]
+    seen = [d for d in kept if isinstance(d, (int, float))]
+    if not reading.disturbed:
+        seen = [*seen, verdict.deviation][-_KEPT:]
+    deviations = seen or [verdict.deviation]
     probes = len(deviations)
     mean, mean_limit = sum(deviations) / probes, verdict.mean_limit(probes, judged)
-    confirmed = probes > 1 and mean > mean_limit
+    confirmed = probes > 1 and mean > mean_limit and not reading.disturbed
     what = "its peers" if basis == "peers" else "its earlier readings"
     unit = reading.unit
     sentence = (
@@ -202,6 +217,8 @@ def _finding(
     )
     if probes > 1:
         sentence += f"; mean of {probes} probes {mean:.1%} (limit {mean_limit:.1%})"
+    if reading.disturbed:
+        sentence += f"; {reading.disturbed}, so this probe accuses nobody"
     evidence: dict[str, Any] = {
         "value": verdict.value,
         "unit": unit,
@@ -213,7 +230,8 @@ def _finding(
         "scale": verdict.scale,
         "limit": verdict.limit,
         "rule": f"more than max({FLOOR:.0%}, {SIGMAS:g} × {verdict.scale:.2%})",
-        "deviations": deviations,
+        "deviations": seen,
+        "disturbed": reading.disturbed,
         "mean_deviation": mean,
         "mean_limit": mean_limit,
         "metrics_judged": judged,
@@ -225,7 +243,7 @@ def _finding(
         sentence,
         evidence,
         "confirmed" if confirmed else "suspected",
-        "normal" if basis == "peers" else "low",
+        "normal" if basis == "peers" and not reading.disturbed else "low",
         reading.metric,
     )
 

@@ -59,6 +59,11 @@ def open_stream(path: Path) -> Iterator[Stream]:
     Raises `OSError` when it cannot be opened, `CorpusError` when its compressed data is broken or
     zstandard is not installed.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise CorpusError(
+            f"{path} is a pipe or a device, and rows are read more than once: write them to a file "
+            "first"
+        )
     with path.open("rb", buffering=0) as raw:
         magic = raw.read(4)
         raw.seek(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ DEFECTS: dict[str, str] = {
     "unknown_format": "no field of a known name (left out)",
     "empty_row": "no text (left out)",
     "guessed_field": "no field of a known name: the only text field was taken",
-    "null_field": "null where text should be (taken as empty)",
+    "null_field": "null or NaN where text should be (taken as empty)",
     "odd_field": "not text (taken as its JSON)",
     "bad_entry": "an entry of a conversation that is no turn (skipped)",
     "unknown_role": "a turn of an unknown role (taken as the user's)",
@@ -83,6 +84,10 @@ def text_of(value: Any, defects: list[str]) -> str:
     if isinstance(value, str):
         return value
     if value is None:
+        defects.append("null_field")
+        return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        # NaN is how tables write "nothing here", and no text of anybody's.
         defects.append("null_field")
         return ""
     if isinstance(value, (bool, int, float)):

@@ -122,7 +122,7 @@ def decode_json(data: bytes, place: int) -> RawRow:
     """A row of JSON; lone surrogates (which no encoder takes) become U+FFFD."""
     text, defects = decode_text(data)
     try:
-        value = json.loads(text)
+        value = _value(text)
         if spells_surrogates(text):
             value, replaced = without_surrogates(value)
             defects += ("lone_surrogate",) * replaced
@@ -130,6 +130,23 @@ def decode_json(data: bytes, place: int) -> RawRow:
         name = "invalid_json" if text.strip() else "empty_row"
         return RawRow(place, None, (*defects, name), usable=False)
     return RawRow(place, value, defects)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        # An integer of more digits than Python reads by default is valid JSON: keep its text.
+        return json.loads(text, parse_int=_int_or_text)
+
+
+def _int_or_text(digits: str) -> int | str:
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
 
 
 def sniff(head: bytes, *, whole: bool) -> FileKind | None:

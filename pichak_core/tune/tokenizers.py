@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pichak_core.tune.hub_cache import cached_folder
 from pichak_core.tune.row_stream import CorpusError
 
 
@@ -200,14 +201,23 @@ def _from_cache(name: str) -> Any:
         raise CorpusError(f"no tokenizer at {name}: give a tokenizer.json, its folder, or 'bytes'")
     try:
         import transformers
+
+        folder = cached_folder(name, "tokenizer_config.json", "tokenizer.json", "config.json")
     except ImportError:
         raise CorpusError(
             f"no tokenizer {name!r}: it is no file or folder here, and the Hugging Face cache "
             "needs transformers: pip install 'pichak-fleet[hf]', or use 'bytes'"
         ) from None
-    return _pretrained(
-        transformers, name, f"if it is not in the cache yet: hf download {name}, or use 'bytes'"
-    )
+    except ValueError as error:
+        raise CorpusError(
+            f"no tokenizer {name!r}: no file or folder here, and no hub id ({error})"
+        ) from error
+    if folder is None:
+        raise CorpusError(
+            f"no tokenizer {name!r}: no file or folder here, and not in the Hugging Face cache; "
+            f"fetch it once with `hf download {name}`, or use 'bytes'"
+        )
+    return _pretrained(transformers, folder, f"`hf download {name}` fetches it again")
 
 
 def _pretrained(transformers: Any, name: str, hint: str) -> Any:

@@ -95,29 +95,27 @@ def open_huggingface(name: str, settings: Settings) -> ModelWorkload:
 
 
 def _folder_of(name: str) -> str:
-    """The local folder that `name` is, or that the hub cache holds for it.
+    """The local folder that `name` is, or that the hub cache holds for it."""
+    from pichak_core.tune.hub_cache import cached_folder
 
-    Loading goes by the folder, never by the id: with an id, `huggingface_hub` 2 asks the network
-    for a list of its own even under ``local_files_only``.
-    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder.resolve())
     if name.startswith(("/", "./", "../", "~")):
         raise WorkloadError(f"hf:{name}: there is no folder {folder} on this machine")
-    hub = importlib.import_module("huggingface_hub")
     try:
-        config = hub.try_to_load_from_cache(name, "config.json")
+        cached = cached_folder(name, "config.json")
     except ValueError as error:
         raise WorkloadError(
             f"hf:{name}: neither a folder on this machine nor a hub id ({error})"
         ) from error
-    if not isinstance(config, str):
+    if cached is None:
+        hub = importlib.import_module("huggingface_hub")
         raise WorkloadError(
             f"hf:{name} is not in the hub cache {hub.constants.HF_HUB_CACHE} on this machine; "
             f"fetch it once with `hf download {name}`, or give the path of a local folder"
         )
-    return str(Path(config).parent)
+    return cached
 
 
 def _tokenizer(name: str, folder: str) -> Callable[[str], Any]:

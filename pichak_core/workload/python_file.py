@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import operator
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +47,7 @@ class UserWorkload:
         self._task = task
         _check_parts(name, task)
         self.data: str | None = _optional(task, "data") or settings.data
-        self.seq_len: int | None = _optional(task, "seq_len") or settings.seq_len
+        self.seq_len: int | None = _row_length(name, task) or settings.seq_len
         present = {"data": self.data is not None}
         self.missing = {
             part: f"{name} gives no {part}: {cost}"
@@ -144,6 +145,12 @@ def _load_file(target: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        del sys.modules[name]
+        raise WorkloadError(
+            f"{_raised(f'importing {path}', path.parent, error)}; a fleet is sent this file alone: "
+            "install what it imports on every node, or put the file there at the same path"
+        ) from error
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _raised(f"importing {path}", path.parent, error) from error
@@ -209,6 +216,19 @@ def _check_parts(name: str, task: Any) -> None:
         raise WorkloadError(
             f"{name} returned {_kind(task)}, whose {', '.join(wrong)} cannot be called"
         )
+
+
+def _row_length(name: str, task: Any) -> int | None:
+    given = _optional(task, "seq_len")
+    if given is None:
+        return None
+    try:
+        length = operator.index(given)
+    except TypeError:
+        length = 0
+    if length < 1:
+        raise WorkloadError(f"{name}: seq_len is {given!r}, not a number of tokens (1 or more)")
+    return length
 
 
 def _kind(task: Any) -> str:

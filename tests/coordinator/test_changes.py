@@ -136,3 +136,18 @@ def test_a_new_node_has_no_changes_and_json_is_json() -> None:
     assert by_node([change]) == {"h": [change]}
     record = json.loads(json.dumps(change.as_dict(), allow_nan=False))
     assert (record["before"], record["after"], record["change"]) == (1.0, 2.0, 1.0)
+
+
+def test_a_change_on_a_busy_machine_says_so() -> None:
+    idle = reading("a_mb_s", 100.0, 3.0, conditions={"cpu.load_others_cores": 0.1})
+    busy = reading("a_mb_s", 50.0, 4.0, conditions={"cpu.load_others_cores": 2.0})
+    (change,) = diff(one(idle), one(busy))
+    assert "-50.0%" in change.sentence
+    assert "now other programs used 2.00 cores meanwhile" in change.sentence
+    (back,) = diff(one(busy), one(idle))
+    assert "before, other programs used 2.00 cores meanwhile" in back.sentence
+    ramps = [{"conditions": {"cpu.load_others_cores": cores}} for cores in (0.0, 1.0)]
+    plans = [trained(seconds=seconds) for seconds in (0.5, 1.0)]
+    old, new = (one(plan=p, ramp=r) for p, r in zip(plans, ramps, strict=True))
+    slower = {c.metric: c for c in diff(old, new)}["plan.tokens_per_second"]
+    assert "now other programs used 1.00 cores meanwhile" in slower.sentence

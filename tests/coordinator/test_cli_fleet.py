@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +141,12 @@ def test_history_of_a_metric(path: Path) -> None:
         (["plan"], ["--data FILE", "--seq-len"]),
         (["plan", "--device", "tpu"], ["tpu", "cuda:N"]),
         (["plan", "--device", "cuda"], ["no GPU", "doctor"]),
+        (["plan", "--headroom", "nan"], ["--headroom", "finite"]),
+        (["plan", "--noise-seconds", "nan"], ["--noise-seconds", "finite"]),
+        (["plan", "--seed", "1" + "0" * 20], ["--seed", "4294967295"]),
+        (["plan", "--data", "/dev/null"], ["/dev/null", "more than once"]),
+        (["plan", "--export", "trl", "--json"], ["--export", "--json"]),
+        (["fleet", "compare", "--json", "--format", "csv"], ["--json", "--format csv"]),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -180,3 +190,38 @@ def test_a_target_of_the_users_own_that_is_cut_is_said(tmp_path: Path) -> None:
     # 300 updates out of 300 rows leave one row of 20 tokens for each.
     assert made.target_tokens == 20
     assert any("5,000" in note and "300 updates" in note for note in made.notes)
+
+
+def test_a_history_damaged_behind_its_beginning_is_said_by_readers(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+    for command in (["compare"], ["history"], ["nodes"]):
+        done = call("fleet", *command, "--store", path)
+        assert done.exit_code == 2, done.output
+        assert "damaged" in done.stderr
+        assert "recover" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_history_on_a_read_only_mount_can_be_read(path: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for beside in path.parent.glob("fleet.db-*"):
+        beside.unlink()
+    place = tmp_path / "frozen"
+    place.mkdir()
+    bound = subprocess.run(
+        ["mount", "--bind", path.parent, place], capture_output=True, check=False
+    )
+    if bound.returncode:
+        pytest.skip("mounts are not allowed here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
+        done = call("fleet", "compare", "--store", place / path.name)
+        assert done.exit_code == 0, done.output
+        assert "alpha" in done.stdout
+    finally:
+        subprocess.run(["umount", place], check=True)

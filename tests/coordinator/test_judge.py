@@ -442,3 +442,33 @@ def test_a_nodes_own_past_accuses_as_rarely() -> None:
         found += "n1" in confirmed_within_two(small, past)
     assert accused_nodes / nodes <= 0.001
     assert found / 400 >= 0.95
+
+
+def test_a_busy_machine_is_told_and_not_accused() -> None:
+    """A slow probe while others worked never confirms; the next quiet one does."""
+    quiet = [row(f"n{i}", reading(READ, v)) for i, v in enumerate(PEERS)]
+    busy = row("slow", reading(READ, 60.0, conditions={"cpu.load_others_cores": 1.5}))
+    alone = row("slow", reading(READ, 60.0, conditions={"cpu.load_others_cores": 0.1}))
+    key = ("slow", "cuda:0")
+    (first,) = judge([busy, *quiet])[key]
+    (second,) = judge([busy, *quiet], earlier={key: [first]})[key]
+    for finding in (first, second):
+        assert (finding.state, finding.confidence) == ("suspected", "low")
+        assert "other programs used 1.50 cores meanwhile" in finding.sentence
+        assert finding.evidence["deviations"] == []
+    (third,) = judge([alone, *quiet], earlier={key: [second]})[key]
+    assert (third.state, third.confidence) == ("suspected", "normal")
+    (fourth,) = judge([alone, *quiet], earlier={key: [third]})[key]
+    assert fourth.state == "confirmed"
+
+
+def test_a_ramp_beside_other_programs_is_not_accused() -> None:
+    def trained(name: str, speed: float, cores: float) -> Row:
+        plan = Plan("m", "d").set("scored_tokens_per_second", speed, "timed")
+        return replace(row(name), plan=plan, ramp={"conditions": {"cpu.load_others_cores": cores}})
+
+    fleet = [trained(f"n{i}", v, 0.0) for i, v in enumerate(PEERS)]
+    earlier: dict[tuple[str, str], list[Finding]] = {}
+    for _ in range(3):
+        earlier = judge([trained("slow", 50.0, 2.0), *fleet], earlier=earlier)
+        assert [f.state for f in earlier["slow", "cuda:0"]] == ["suspected"]

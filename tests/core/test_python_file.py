@@ -304,3 +304,24 @@ def test_a_module_of_the_working_folder(tmp_path: Path) -> None:
     broken = failure("my_tasks_pkg.broken")
     assert "No module named 'nothing_like_this'" in broken
     assert f"{tmp_path / 'my_tasks_pkg' / 'broken.py'} line 1" in broken
+
+
+@pytest.mark.parametrize("length", ["abc", -5, 0, 2.5])
+def test_a_row_length_that_is_none_is_said(tmp_path: Path, length: object) -> None:
+    path = tmp_path / "task.py"
+    path.write_text(
+        "class T:\n"
+        f"    seq_len = {length!r}\n"
+        "    optimizer = object()\n"
+        "    def loss_of(self, b): ...\n"
+        "def make(settings): return T()\n"
+    )
+    with pytest.raises(WorkloadError, match=r"seq_len is .*not a number of tokens"):
+        open_workload(Settings(model=f"{path}:make"))
+
+
+def test_what_a_fleet_is_not_sent_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "task.py"
+    path.write_text("import beside_that_is_nowhere\ndef make(settings): ...\n")
+    with pytest.raises(WorkloadError, match=r"beside_that_is_nowhere.*sent this file alone"):
+        open_workload(Settings(model=f"{path}:make"))

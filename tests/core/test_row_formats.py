@@ -308,3 +308,10 @@ def test_nesting_without_end_is_named():
     for _ in range(100_000):
         deep = [deep]
     assert normalise({"prompt": "p", "completion": deep}).defects == ("too_deep",)
+
+
+@pytest.mark.parametrize("nothing", [float("nan"), float("inf"), None])
+def test_nan_is_an_empty_field_and_counted(nothing: float | None) -> None:
+    row = normalise({"prompt": nothing, "completion": "yes"})
+    assert row.defects == ("null_field",)
+    assert [segment.text for segment in row.segments] == ["", "yes"]

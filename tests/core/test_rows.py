@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pichak_core.tune import json_array, row_bytes
 from pichak_core.tune.json_array import iter_elements
 from pichak_core.tune.row_stream import CorpusError
-from pichak_core.tune.rows import RawRow, open_rows
+from pichak_core.tune.rows import RawRow, decode_json, open_rows
 
 ROWS = [{"prompt": f"p{i}", "completion": "ä\u2028" + "c" * (i % 7)} for i in range(100)]
 
@@ -304,3 +305,18 @@ def test_no_bytes_crash_the_reader(tmp_path_factory, data):
         return
     assert file.count().rows == len(rows)
     assert [row for _, row in file.fetch(range(len(rows)))] == rows
+
+
+def test_an_integer_of_thousands_of_digits_is_valid_json() -> None:
+    digits = "7" * 5000
+    row = decode_json(f'{{"prompt": {digits}, "completion": 12}}'.encode(), 1)
+    assert row.usable
+    assert row.value == {"prompt": digits, "completion": 12}
+    assert not decode_json(b'{"prompt": 1', 1).usable
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "rows.jsonl"
+    os.mkfifo(pipe)
+    with pytest.raises(CorpusError, match="more than once"), open_rows(pipe):
+        pass

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pichak_coordinator.cli.common import UserError, err, examples, json_option, out, print_json
+from pichak_coordinator.cli.options import MOST_SEED, FiniteRange, SampleSize
 from pichak_core.plan import format_number
 
 if TYPE_CHECKING:
@@ -18,19 +19,6 @@ if TYPE_CHECKING:
 
 _LABEL_WIDTH = 16
 _LEAST_BAR = 8
-
-
-def _rows_to_read(
-    ctx: click.Context,  # noqa: ARG001 - click's signature
-    param: click.Parameter,  # noqa: ARG001
-    value: str,
-) -> int | None:
-    """A number of rows, or None for "all"."""
-    if value == "all":
-        return None
-    if value.isdecimal() and int(value) > 0:
-        return int(value)
-    raise click.BadParameter(f"{value!r} is neither a number of rows above 0 nor 'all'")
 
 
 @click.command(
@@ -44,20 +32,26 @@ def _rows_to_read(
 @click.argument("tokenizer", default="bytes")
 @click.option(
     "--quantile",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     default=0.95,
     show_default=True,
     help="Share of the rows that the row length has to hold.",
 )
 @click.option(
     "--sample",
-    callback=_rows_to_read,
-    default="512",
+    type=SampleSize(),
     metavar="N|all",
+    default="512",
     show_default=True,
     help="Rows to read, drawn uniformly over the whole file.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Which rows are drawn.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, MOST_SEED),
+    default=0,
+    show_default=True,
+    help="Which rows are drawn.",
+)
 @json_option
 def corpus(
     file: Path, tokenizer: str, quantile: float, sample: int | None, seed: int, as_json: bool

@@ -46,6 +46,8 @@ def compare(
     """Show the comparison of a RUN (an id or its beginning; default: the newest)."""
     from pichak_coordinator.cli.run_view import comparison_of, print_run, run_as_dict
 
+    if as_json and form not in ("table", "json"):
+        raise UserError(f"--json and --format {form}: choose one of them")
     with open_store(store_path, read_only=True) as store:
         chosen = _choose(store.runs(), run)
         rows = store.rows_of(chosen)

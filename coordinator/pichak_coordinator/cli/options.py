@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,21 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+#: What every random generator here takes as its seed.
+MOST_SEED = 2**32 - 1
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; NaN, which is within any, is refused."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg]
@@ -49,7 +65,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]
 class SampleSize(click.ParamType):  # type: ignore[type-arg]
     """A number of rows, or ``all``."""
 
-    name = "rows|all"
+    name = "N|all"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -99,7 +115,7 @@ def workload_options(command: Command) -> Command:
         ),
         click.option(
             "--seq-quantile",
-            type=click.FloatRange(0.01, 1.0),
+            type=FiniteRange(0.01, 1.0),
             default=0.95,
             show_default=True,
             help="Share of rows that the sequence length holds whole.",
@@ -107,13 +123,14 @@ def workload_options(command: Command) -> Command:
         click.option(
             "--sample",
             type=SampleSize(),
+            metavar="N|all",
             default="512",
             show_default=True,
             help="Rows of the corpus to tokenise, or 'all'.",
         ),
         click.option(
             "--headroom",
-            type=click.FloatRange(0.0, 0.9),
+            type=FiniteRange(0.0, 0.9),
             default=0.12,
             show_default=True,
             help="Share of the memory that the kept micro-batch leaves free.",
@@ -133,7 +150,7 @@ def workload_options(command: Command) -> Command:
             type=click.IntRange(1),
             help="Scored tokens per optimizer step instead of the measured noise scale.",
         ),
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+        click.option("--seed", type=click.IntRange(0, MOST_SEED), default=0, show_default=True),
     ]
     for decorate in reversed(decorators):
         command = decorate(command)
@@ -148,6 +165,11 @@ def check_data(path: Path | None) -> Path | None:
         raise UserError(f"--data {path}: there is no such file")
     if path.is_dir():
         raise UserError(f"--data {path}: a folder; name one file of training rows")
+    if not path.is_file():
+        raise UserError(
+            f"--data {path}: a pipe or a device, and rows are read more than once: write them to a "
+            "file first"
+        )
     try:
         with path.open("rb") as file:
             if not file.read(1):
@@ -197,12 +219,14 @@ def store_option(command: Command) -> Command:
     )(command)
 
 
-def open_store(path: Path | None, *, read_only: bool = False) -> Store:
-    """The history; `UserError` says why it cannot be used and what to do."""
-    from pichak_coordinator.database import StoreError
+@contextmanager
+def open_store(path: Path | None, *, read_only: bool = False) -> Iterator[Store]:
+    """The history; `UserError` says why it cannot be used (any more) and what to do."""
+    from pichak_coordinator.database import StoreError, translated
     from pichak_coordinator.store import Store
 
     try:
-        return Store.open(path, read_only=read_only)
+        with Store.open(path, read_only=read_only) as store, translated(store.path):
+            yield store
     except StoreError as error:
         raise UserError(str(error)) from error

@@ -18,7 +18,13 @@ from pichak_coordinator.cli.common import (
     json_option,
     print_json,
 )
-from pichak_coordinator.cli.options import check_data, check_length, check_model, workload_options
+from pichak_coordinator.cli.options import (
+    FiniteRange,
+    check_data,
+    check_length,
+    check_model,
+    workload_options,
+)
 from pichak_coordinator.cli.progress import Progress, ProgressLine
 from pichak_coordinator.request import MACHINE_LOCK
 from pichak_coordinator.text import printable
@@ -61,14 +67,14 @@ _TRAINERS = (
 )
 @click.option(
     "--noise-seconds",
-    type=click.FloatRange(1),
+    type=FiniteRange(1),
     default=60.0,
     show_default=True,
     help="Longest time for the noise scale.",
 )
 @click.option(
     "--step-seconds",
-    type=click.FloatRange(0.001),
+    type=FiniteRange(0.001),
     help="Leave out sizes whose step may take longer [default: 3 on the CPU, no limit on CUDA].",
 )
 @click.option("--export", "trainer", type=click.Choice(_TRAINERS), help="Print a trainer's config.")
