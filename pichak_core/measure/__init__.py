@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pichak_core.measure._conditions import Conditions
     from pichak_core.measure.disk import disk_queue_depth
     from pichak_core.measure.kernel_launch import kernel_launch_us
+    from pichak_core.measure.transfer import transfer_bandwidth
     from pichak_core.measure.virtualisation_probe import virtualisation
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "register",
     "run_one",
     "run_probes",
+    "transfer_bandwidth",
     "virtualisation",
 ]
 
@@ -44,6 +46,7 @@ Depth = Literal["quick", "full"]
 _EXPORTS = {
     "disk_queue_depth": "disk",
     "kernel_launch_us": "kernel_launch",
+    "transfer_bandwidth": "transfer",
     "virtualisation": "virtualisation_probe",
 }
 
@@ -69,7 +72,8 @@ class Context:
 
     `device` is ``cpu`` or ``cuda:N``. `directory` is where a disk measurement may write; `paths`
     are the user's own files to read instead. `budget_seconds` is this measurement's own share.
-    `cache` keeps within one run what several measurements need and is dear to ask for twice.
+    `cache` keeps within one run what several measurements need and is dear to ask for twice, and
+    ``conditions``, what samples the machine while the present measurement runs.
     """
 
     device: str = "cpu"
@@ -127,7 +131,15 @@ def probes() -> dict[str, Probe]:
 
 # The disk goes last: it fills the page cache, which on unified-memory parts eats the very memory
 # that the others measure. The matrix products go behind what their heat would slow.
-_ORDER = {"software": 0, "virtualisation": 1, "cpu": 2, "host_memory": 3, "matmul": 80, "disk": 90}
+_ORDER = {
+    "software": 0,
+    "virtualisation": 1,
+    "cpu": 2,
+    "host_memory": 3,
+    "matmul": 80,
+    "gpu_state": 85,
+    "disk": 90,
+}
 
 
 def run_probes(
@@ -202,6 +214,7 @@ def run_one(probe: Probe, context: Context, conditions: Conditions | None = None
         with _sampling_of(context) as own:
             return run_one(probe, context, own)
     context.budget_seconds = probe.budget_seconds[context.depth]
+    context.cache["conditions"] = conditions
     started = context.clock()
     readings: dict[str, Reading] = {}
     reason, why = Reason.FAILED, "the measurement gave no reading"

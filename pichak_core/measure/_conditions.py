@@ -82,6 +82,7 @@ class Conditions:
     ) -> None:
         self._host, self._live = host, live
         self._frequencies: list[float] = []
+        self._gpu: list[Gpu] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if self._frequency() is not None:
@@ -106,6 +107,7 @@ class Conditions:
         """The conditions of a block, in the yielded object when it ends, however it ends."""
         window = Window()
         self._frequencies.clear()
+        self._gpu.clear()
         if self._live:
             self._live.latest()
         cpu: CpuWindow | None = None
@@ -123,8 +125,13 @@ class Conditions:
                 window.found["cpu.load_average_1m"] = self._host.load_average()
             if self._frequencies:
                 window.found["cpu.frequency_mhz"] = round(median(self._frequencies), 1)
-            if self._live:
-                window.found.update(gpu_conditions(self._live.latest()))
+            window.found.update(gpu_conditions(self.gpu_readings()))
+
+    def gpu_readings(self) -> list[Gpu]:
+        """The GPU's readings since the present block began; none where NVML does not know it."""
+        if self._live:
+            self._gpu += self._live.latest()
+        return list(self._gpu)
 
     def close(self) -> None:
         self._stop.set()
@@ -148,12 +155,18 @@ class Conditions:
 
 def gpu_conditions(readings: Sequence[Gpu]) -> dict[str, Scalar]:
     """Several readings of a GPU as conditions: clocks and power in the middle, temperature, link
-    and memory at their highest (an idle link trains down), throttle reasons all together."""
+    and memory at their highest (an idle link trains down), throttle reasons all together, and by
+    how much each counter of throttled time grew: a power cap's bit alone is normal at full load."""
     found: dict[str, Scalar] = {}
     for name, summary in _SUMMARIES.items():
         values = [v for v in (reading.number(name) for reading in readings) if v is not None]
         if values:
             found[f"gpu.{name}"] = summary(values)
+    counters = {n for reading in readings for n in reading.values if n.startswith(_COUNTERS)}
+    for name in sorted(counters):
+        values = [v for v in (reading.number(name) for reading in readings) if v is not None]
+        if len(values) > 1 and values[-1] >= values[0]:  # a reset driver counts from zero again
+            found[f"gpu.{name}"] = round(values[-1] - values[0], 6)
     used = found.pop("gpu.memory_used_bytes", None)
     if isinstance(used, (int, float)):
         found["gpu.memory_used_mib"] = round(used / 2**20, 1)
@@ -177,6 +190,9 @@ def _highest(values: Sequence[float]) -> float:
 def _middle(values: Sequence[float]) -> float:
     return float(median(values))
 
+
+#: Fields that count seconds since the driver was loaded.
+_COUNTERS = "throttled_"
 
 _SUMMARIES: Mapping[str, Callable[[Sequence[float]], float]] = {
     "sm_clock_mhz": _middle,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 Precision = Literal["highest", "high"]
 
@@ -32,4 +32,19 @@ def waiter(device: str) -> Callable[[], None]:
 
     if device.startswith("cuda"):
         return lambda: torch.cuda.synchronize(device)
+    return lambda: None
+
+
+def flusher(device: str) -> Callable[[], None]:
+    """What hands over to `device` all that was asked of it so far, without waiting: WDDM keeps
+    launches in a buffer of its own until it is full or somebody asks after them."""
+    import torch
+
+    if device.startswith("cuda"):
+        stream: Any = torch.cuda.current_stream(device)
+
+        def flush() -> None:
+            stream.query()
+
+        return flush
     return lambda: None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pichak_core.measure import Context, Metric, Probe, register
 from pichak_core.measure._readings import is_cuda
 from pichak_core.measure._sampling import percentile
-from pichak_core.measure._torch import waiter
+from pichak_core.measure._torch import flusher, waiter
 from pichak_core.measurement import Measurement, Reading, Reason, Unmeasured, median_and_spread
 
 LAUNCH = Metric("gpu.kernel_launch_us", "us", "a tiny kernel, from the call to its end")
@@ -69,8 +69,10 @@ def kernel_launch_us(device: str = "cuda:0", n: int = 3000) -> LaunchTime:
     """`n` tiny operations on `device`, each needing the last one's result, after a warm-up on the
     same path.
 
-    The time between asking for a block of 20 and its end, over 20; the cost of waiting for an idle
-    device is measured apart and taken off. Judge it as a share of a training step, never alone.
+    The time between asking for a block of 20 and its end, over 20; each block is flushed, because
+    Windows' driver model (WDDM) holds launches back to hand them over in batches. The cost of
+    waiting for an idle device is measured apart and taken off. Judge it as a share of a training
+    step, never alone.
     Raises `ValueError` for n < 1, `ImportError` without torch, `RuntimeError` without the device.
     """
     if n < 1:
@@ -84,7 +86,12 @@ def _time_blocks(device: str, more: Callable[[int, float], bool]) -> LaunchTime:
     import torch
 
     clock = time.perf_counter
-    wait = waiter(device)
+    flush, finish = flusher(device), waiter(device)
+
+    def wait() -> None:
+        flush()
+        finish()
+
     samples: list[float] = []
     with torch.no_grad():
         cell = torch.zeros(1, dtype=torch.float32, device=device)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pichak_core.measure import Context, Metric, Probe, register
+from pichak_core.measure._peaks import Kind, Part, matmul_tflop_s
 from pichak_core.measure._readings import gap, host_of, is_cuda, tried
+from pichak_core.measure._suspect import beyond, reasons
 from pichak_core.measure._torch import Precision, settings, waiter
 from pichak_core.measurement import Measurement, Reading, Reason, Unmeasured, median_and_spread
 
@@ -36,13 +38,15 @@ _STRETCH_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Case:
-    """One product to time: `size` rows and columns, on `device`."""
+    """One product to time: `size` rows and columns, on `device`. `ceiling` is what the device can
+    do at most, in the metric's unit; None where nobody knows."""
 
     metric: Metric
     dtype: str
     precision: Precision
     device: str
     size: int
+    ceiling: float | None = None
 
 
 def flop_count(size: int, products: int = 1) -> int:
@@ -128,7 +132,10 @@ def measure(
         "median of the second half of the run",
         samples=len(kept),
         spread=spread,
-        suspect=wrong,
+        suspect=reasons(
+            wrong,
+            beyond(middle, case.ceiling, case.metric.unit, "the device's units do at its clock"),
+        ),
         detail={"max": max(rates), "early": rates[0], "late": rates[-1], "samples": rates},
     )
 
@@ -193,7 +200,8 @@ def _gpu(context: Context) -> Iterable[Reading]:
     major, minor = torch.cuda.get_device_capability(context.device)
     free, _ = torch.cuda.mem_get_info(context.device)
     properties = torch.cuda.get_device_properties(context.device)
-    cache = int(getattr(properties, "L2_cache_size", 0)) or _DEFAULT_CACHE_BYTES
+    part = Part.of(properties)
+    cache = part.cache_bytes or _DEFAULT_CACHE_BYTES
     ampere = bool(torch.version.hip) or major >= 8
     size = _GPU_SIZE
     while size > 1024 and 4 * size**2 * 4 > free // 4:
@@ -212,12 +220,17 @@ def _gpu(context: Context) -> Iterable[Reading]:
             yield Unmeasured(metric.name, Reason.NOT_SUPPORTED, detail)
             continue
         try:
-            case = Case(metric, dtype, precision, context.device, size)
+            case = Case(metric, dtype, precision, context.device, size, _ceiling(part, metric))
             yield measure(case, storage, 0.2 * context.budget_seconds)
         except RuntimeError as error:
             yield gap(metric, error)
     del storage
     torch.cuda.empty_cache()
+
+
+def _ceiling(part: Part, metric: Metric) -> float | None:
+    kind: Kind = {GPU_TF32: "tf32", GPU_FP32: "fp32"}.get(metric, "half")  # type: ignore[assignment]
+    return matmul_tflop_s(part.capability, part.multiprocessors, part.clock_khz, kind)
 
 
 def run(context: Context) -> Iterable[Reading]:

@@ -12,7 +12,9 @@ import pytest
 
 from pichak_core.devices.host import CpuTimes
 from pichak_core.devices.nvml import Gpu
+from pichak_core.measure import Context
 from pichak_core.measure._conditions import Conditions, cpu_use, gpu_conditions
+from pichak_core.measure._readings import loaded_gpu
 from pichak_core.measure._sampling import collect, half_width, percentile
 from pichak_core.measurement import MAD_TO_SIGMA, Reason, Unmeasured
 
@@ -132,6 +134,33 @@ def test_a_gpus_readings_together() -> None:
     }
 
 
+def test_throttled_time_is_what_it_grew_by() -> None:
+    # field case 100: the power cap's bit is set at full load on every card; the counter that
+    # grows, the draw and the clock tell which one is held back
+    cap = 4
+    held = [
+        Gpu(0, {"throttle_bitmask": cap, "throttled_power_seconds": 900.0, "power_watts": 150.0,
+                "sm_clock_mhz": 900}),
+        Gpu(0, {"throttle_bitmask": cap, "throttled_power_seconds": 900.4, "power_watts": 150.0,
+                "sm_clock_mhz": 880}),
+    ]  # fmt: skip
+    free = [
+        Gpu(1, {"throttle_bitmask": cap, "throttled_power_seconds": 31.0, "power_watts": 296.0,
+                "sm_clock_mhz": 1700}),
+        Gpu(1, {"throttle_bitmask": cap, "throttled_power_seconds": 31.0, "power_watts": 295.0,
+                "sm_clock_mhz": 1710}),
+    ]  # fmt: skip
+    slow, fast = gpu_conditions(held), gpu_conditions(free)
+    assert slow["gpu.throttle_bitmask"] == fast["gpu.throttle_bitmask"] == cap
+    assert slow["gpu.throttled_power_seconds"] == pytest.approx(0.4)
+    assert fast["gpu.throttled_power_seconds"] == 0.0
+    assert (slow["gpu.power_watts"], fast["gpu.power_watts"]) == (150.0, 295.5)
+    assert slow["gpu.sm_clock_mhz"] == 890.0
+    # one reading says nothing of growth, nor does a counter that began again
+    assert "gpu.throttled_power_seconds" not in gpu_conditions(held[:1])
+    assert "gpu.throttled_power_seconds" not in gpu_conditions(held[::-1])
+
+
 def test_a_gpu_that_is_lost_meanwhile_is_said() -> None:
     gone = Unmeasured("gpu", Reason.LOST, "fell off the bus")
     assert gpu_conditions([Gpu(0, lost=gone)]) == {"gpu.lost": "fell off the bus"}
@@ -191,4 +220,35 @@ def test_what_the_system_does_not_say_is_left_out() -> None:
         pass
     assert window.found == {}
     assert conditions._thread is None
+    conditions.close()
+
+
+class FakeLive:
+    """Readings that arrive when a test says so."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Gpu] = []
+
+    def latest(self) -> list[Gpu]:
+        taken, self.arrived = self.arrived, []
+        return taken
+
+    def close(self) -> None: ...
+
+
+def test_readings_of_the_gpu_can_be_seen_while_the_block_runs_and_are_not_lost() -> None:
+    # field case 25: what the link does under load is read while copies run
+    live: Any = FakeLive()
+    host: Any = FakeHost(None)
+    conditions = Conditions(host, live)
+    live.arrived = [Gpu(0, {"pcie_generation": 1})]
+    with conditions.during() as window:
+        assert conditions.gpu_readings() == []  # what came before is not of this block
+        live.arrived = [Gpu(0, {"pcie_generation": 4})]
+        context = Context(cache={"conditions": conditions})
+        assert [g.values["pcie_generation"] for g in loaded_gpu(context)] == [4]
+        live.arrived = [Gpu(0, {"pcie_generation": 3})]
+    assert window.found["gpu.pcie_generation"] == 4
+    assert len(conditions.gpu_readings()) == 2
+    assert loaded_gpu(Context()) == []
     conditions.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import statistics
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from pichak_core.measure import Context, kernel_launch, kernel_launch_us, probes, run_one  # noqa: E402
+from pichak_core.measure._torch import flusher, waiter  # noqa: E402
 from pichak_core.measure.kernel_launch import LaunchTime  # noqa: E402
 from pichak_core.measurement import Measurement, Reason, Unmeasured  # noqa: E402
 
@@ -88,3 +90,22 @@ def test_on_the_cpu_it_is_named_for_what_it_is() -> None:
     assert launch.reason is Reason.NO_DEVICE
     assert torch.equal(torch.random.get_rng_state(), state)
     assert random.getstate() == plain
+
+
+def test_each_block_is_flushed_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # field case 42: WDDM keeps launches back until somebody asks after the stream
+    asked: list[str] = []
+    stream = SimpleNamespace(query=lambda: asked.append("flush") or False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.append("wait"))
+    flush, wait = flusher("cuda:0"), waiter("cuda:0")
+    flush()
+    wait()
+    assert asked == ["flush", "wait"]
+    assert flusher("cpu")() is None
+    asked.clear()
+    monkeypatch.setattr(kernel_launch, "flusher", lambda _: stream.query)
+    monkeypatch.setattr(kernel_launch, "waiter", lambda _: lambda: asked.append("wait"))
+    kernel_launch_us("cpu", 40)
+    assert asked == ["flush", "wait"] * (len(asked) // 2)
+    assert len(asked) // 2 == 50 + 50 + 2  # the warm-up, waits for an idle device, two blocks

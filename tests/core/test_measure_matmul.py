@@ -173,9 +173,11 @@ def test_on_the_cpu(tmp_path: Path) -> None:
 def test_a_gpu_gets_the_precisions_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     # Turing: no bf16 or TF32 in hardware; its fp16 product fails, which costs that one alone.
     seen: list[tuple[str, str, int]] = []
+    ceilings: list[float | None] = []
 
     def fake(case: Case, kept: torch.Tensor, budget_seconds: float) -> Measurement:
         seen.append((case.dtype, case.precision, case.size))
+        ceilings.append(case.ceiling)
         if case.dtype == "float16":
             raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
         return Measurement(case.metric.name, 8.0, "TFLOP/s", "a fake")
@@ -184,7 +186,13 @@ def test_a_gpu_gets_the_precisions_it_has(monkeypatch: pytest.MonkeyPatch) -> No
     for name, answer in {
         "get_device_capability": (7, 5),
         "mem_get_info": (2 * 2**30, 15 * 2**30),
-        "get_device_properties": SimpleNamespace(L2_cache_size=4 * MIB),
+        "get_device_properties": SimpleNamespace(
+            major=7,
+            minor=5,
+            multi_processor_count=40,
+            clock_rate=1_590_000,
+            L2_cache_size=4 * MIB,
+        ),
         "empty_cache": None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
@@ -202,3 +210,12 @@ def test_a_gpu_gets_the_precisions_it_has(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(made["cpu.matmul_fp32_gflop_s"], Unmeasured)
     # 2 GiB are free: four fp32 matrices in a quarter of them are 4096 wide at most
     assert seen == [("float16", "highest", 4096), ("float32", "highest", 4096)]
+    assert ceilings == pytest.approx([65.1, 8.14], rel=1e-3)  # a T4's data sheet
+
+
+def test_more_than_the_units_can_do_is_suspect() -> None:
+    case = Case(CPU_FP32, "float32", "highest", "cpu", 64, ceiling=1e-3)
+    made = measure(case, storage(4, 64, 4), budget_seconds=0.01, threads=1)
+    assert "0.001 GFLOP/s that the device's units do at its clock" in made.suspect
+    case = replace(case, ceiling=1e9)
+    assert measure(case, storage(4, 64, 4), budget_seconds=0.01, threads=1).suspect == ""

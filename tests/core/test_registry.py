@@ -73,7 +73,7 @@ def test_the_disk_goes_last_and_the_software_first() -> None:
 
 
 def test_quick_measurements_fit_in_their_share() -> None:
-    apart = {"disk", "device_memory", "transfer", "network", "collective", "gpu_state"}
+    apart = {"disk", "device_memory", "transfer", "peer_copy", "network", "collective", "gpu_state"}
     quick = [p.budget_seconds["quick"] for n, p in probes().items() if n not in apart]
     assert sum(quick) <= 14  # of the 20 s that a fingerprint may take
 
