@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -300,74 +296,6 @@ def test_bytes_read_by_device_in_both_versions(tree: Tree) -> None:
         blkio__throttle__io_service_bytes="7:0 Read 4096\n7:0 Write 99\n7:0 Total 4195\nTotal 4195",
     )
     assert io_read_bytes(tree.proc, tree.sys) == {"8:0": 1459200, "259:3": 5, "7:0": 4096}
-
-
-# --- real groups -------------------------------------------------------------------------------
-
-LIMIT = 256 * MIB
-_CHILD = """
-import json, sys
-from pathlib import Path
-for group in sys.argv[1:]:
-    Path(group, "cgroup.procs").write_text("0")
-from pichak_core.devices.linux import usable_cores, usable_memory_bytes
-from pichak_core.devices.cgroups import cpu_quotas
-usable_memory_bytes()
-before = usable_memory_bytes()
-held = bytearray(b"x") * (96 * 2**20)
-after = usable_memory_bytes()
-print(json.dumps([before, after, usable_cores(), [q.cores for q in cpu_quotas()]]))
-"""
-
-
-def _real_groups() -> Iterator[tuple[str, dict[str, Path]]]:
-    """(version, controller -> the directory in which a group can be made)."""
-    v2 = Path("/sys/fs/cgroup")
-    controllers = v2 / "cgroup.subtree_control"
-    if controllers.exists() and {"memory", "cpu"} <= set(controllers.read_text().split()):
-        yield "2", {"memory": v2, "cpu": v2}
-    if (v2 / "memory/memory.limit_in_bytes").exists() and (v2 / "cpu/cpu.cfs_quota_us").exists():
-        yield "1", {"memory": v2 / "memory", "cpu": v2 / "cpu"}
-
-
-@pytest.mark.root
-@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
-def test_a_process_in_a_real_group_sees_its_limits() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("making a control group needs root")
-    found = next(_real_groups(), None)
-    if found is None:
-        pytest.skip("no hierarchy here has the memory and cpu controllers to give")
-    version, tops = found
-    groups = {name: top / f"pichak-test-{os.getpid()}" for name, top in tops.items()}
-    try:
-        for group in set(groups.values()):
-            group.mkdir()
-        if version == "2":
-            (groups["memory"] / "memory.max").write_text(str(LIMIT))
-            (groups["cpu"] / "cpu.max").write_text("50000 100000")
-        else:
-            (groups["memory"] / "memory.limit_in_bytes").write_text(str(LIMIT))
-            (groups["cpu"] / "cpu.cfs_quota_us").write_text("50000")
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD, *{str(group) for group in groups.values()}],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        before, after, cores, quotas = json.loads(done.stdout)
-        assert 96 * MIB < before[0] <= LIMIT
-        # What the kernel charges for 96 MiB of pages, ± what the interpreter does meanwhile.
-        assert before[0] - after[0] == pytest.approx(96 * MIB, abs=4 * MIB)
-        assert str(groups["memory"]) in after[1]
-        assert min(quotas) == 0.5
-        assert cores[0] == 1
-    finally:
-        for group in set(groups.values()):
-            if group.exists():
-                group.rmdir()
 
 
 def test_this_process_is_in_some_group_or_there_are_none() -> None:
