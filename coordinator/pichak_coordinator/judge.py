@@ -268,21 +268,32 @@ def _waiting(
 
 
 def _wrong_digests(rows: Sequence[Row]) -> dict[Key, Finding]:
-    """Devices whose golden step differs where nearly all of their kind agree.
+    """Devices whose golden step is wrong in itself, or differs where nearly all of a kind agree.
 
     Kind: the same model, driver and torch (and vector instructions, on a CPU). At least two others
     must agree, and three quarters of all; two machines that differ accuse neither.
     """
     kinds: dict[tuple[str, ...], list[tuple[Row, str]]] = {}
+    found: dict[Key, Finding] = {}
     for row in rows:
         reading = row.fingerprint.get(_DIGEST)
-        if not isinstance(reading, Measurement) or reading.suspect or not row.node.model:
+        if not isinstance(reading, Measurement):
+            continue
+        if reading.suspect:  # compared with nobody's: it says itself what is wrong
+            found[row.key] = Finding(
+                "computes_differently",
+                "fail",
+                f"its fixed training step is wrong: {reading.suspect}",
+                {"digest": str(reading.value), "why": reading.suspect},
+                metric=_DIGEST,
+            )
+            continue
+        if not row.node.model:
             continue
         versions = [row.fingerprint.text(n) or "" for n in ("software.driver", "software.torch")]
         vector = "" if row.node.gpu_model else str(reading.detail.get("cpu", ""))
         kind = (row.node.model, *versions, vector)
         kinds.setdefault(kind, []).append((row, str(reading.value)))
-    found: dict[Key, Finding] = {}
     for kind, members in kinds.items():
         ((common, count),) = Counter(digest for _, digest in members).most_common(1)
         if count < 2 or count < 0.75 * len(members) or len(members) < 3:

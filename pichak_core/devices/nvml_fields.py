@@ -152,6 +152,8 @@ QUERIES: tuple[Query, ...] = (
     _query("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", live=True),
     _query("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
     _query("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
+    # A chip-to-chip link (Grace) carries what PCIe carries elsewhere.
+    _query("c2c_enabled", "nvmlDeviceGetC2cModeInfoV", convert=lambda raw: bool(raw.isC2cEnabled)),
     _query(
         "utilisation_percent",
         "nvmlDeviceGetUtilizationRates",

@@ -120,9 +120,10 @@ def readings(found: Sequence[PeerCopy]) -> Iterable[Reading]:
     bad = [one for one in found if not one.works]
     good = [one for one in found if one.works and one.mb_s is not None]
     many = len({name for one in found for name in (one.source, one.target)}) - 1
+    plural = "s" if many > 1 else ""
     yield Measurement(
         VERDICT.name,
-        "; ".join(one.describe() for one in bad) or f"works with {many} other GPU{'s' if many > 1 else ''}",
+        "; ".join(one.describe() for one in bad) or f"works with {many} other GPU{plural}",
         "",
         "a pattern copied from one GPU to the other, both ways, read back by the memory's owner in "
         "a process of its own",

@@ -273,6 +273,18 @@ def test_a_lone_disagreement_computes_wrong_numbers() -> None:
     assert again["bad", "cuda:0"][0].fault
 
 
+def test_a_step_that_is_wrong_by_itself_needs_no_peers_and_is_nobodys_peer() -> None:
+    wrong = reading("golden.gradient_digest", "zz", "", suspect="two runs disagree")
+    rows = [digest("a", "aa"), digest("b", "bb"), row("bad", wrong)]
+    ((where, (finding,)),) = accused(judge(rows)).items()
+    assert where == "bad"
+    assert finding.code == "computes_differently"
+    assert "two runs disagree" in finding.sentence
+    # three wrong ones that agree do not make the right one the odd one out
+    rows = [row(f"w{i}", wrong) for i in range(3)]
+    assert set(accused(judge([*rows, digest("good", "aa")]))) == {"w0", "w1", "w2"}
+
+
 @pytest.mark.parametrize(
     "rows",
     [
