@@ -97,4 +97,37 @@ def _enter(params: Mapping[str, Any]) -> None:
         raise RefusedError(f"working folder {folder}: {error.strerror}") from error
 
 
-JOBS: dict[str, JobFunction] = dict(zip(KINDS, (fingerprint, task, ramp), strict=True))
+def net_listen(
+    params: Mapping[str, Any], *, progress: Progress, partial: Partial
+) -> dict[str, Any]:
+    """The listening end of link tests."""
+    from pichak_agent.link_jobs import listen_job
+
+    return listen_job(params, progress=progress, partial=partial)
+
+
+def net_reach(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> dict[str, Any]:
+    """Which of its peers this machine can open a connection to."""
+    from pichak_agent.link_jobs import reach_job
+
+    return reach_job(params, progress=progress, partial=partial)
+
+
+def net_link(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> dict[str, Any]:
+    """One link, measured in both directions from this end."""
+    from pichak_agent.link_jobs import link_job
+
+    return link_job(params, progress=progress, partial=partial)
+
+
+def collective(
+    params: Mapping[str, Any], *, progress: Progress, partial: Partial
+) -> dict[str, Any]:
+    """This machine's part in an all-reduce over several."""
+    from pichak_agent.collective_job import collective_job
+
+    return collective_job(params, progress=progress, partial=partial)
+
+
+_FUNCTIONS = (fingerprint, task, ramp, net_listen, net_reach, net_link, collective)
+JOBS: dict[str, JobFunction] = dict(zip(KINDS, _FUNCTIONS, strict=True))

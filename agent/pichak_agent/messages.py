@@ -27,7 +27,7 @@ _MAX_DEPTH = 24
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 #: What a job can be; `child_jobs.py` holds one function for each.
-KINDS = ("fingerprint", "task", "ramp")
+KINDS = ("fingerprint", "task", "ramp", "net_listen", "net_reach", "net_link", "collective")
 
 STATUSES = ("ok", "error", "timeout", "killed", "cancelled", "busy", "refused")
 

@@ -18,6 +18,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("pichak_coordinator.cli.plan", "plan", "Derive this machine's fine-tuning plan."),
     "gpu": ("pichak_coordinator.cli.gpu", "gpu", "Fingerprint this machine and its GPU."),
     "disk": ("pichak_coordinator.cli.disk", "disk", "Measure a disk, with the cache bypassed."),
+    "net": ("pichak_coordinator.cli.net", "net", "Measure the links between a cluster's nodes."),
     "corpus": ("pichak_coordinator.cli.corpus", "corpus", "Profile a training file in tokens."),
     "fleet": ("pichak_coordinator.cli.fleet", "fleet", "Profile and compare a whole fleet."),
     "doctor": ("pichak_coordinator.cli.doctor", "doctor", "Say what is missing here."),
