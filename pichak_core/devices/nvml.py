@@ -29,6 +29,8 @@ from pichak_core.devices.nvml_processes import (
 from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.plan import Scalar
 
+#: More than any machine has; a number past it is garbage.
+_MOST_GPUS, _MOST_SLICES = 256, 64
 _INSTANCES = {
     "mig_gpu_instance": "nvmlDeviceGetGpuInstanceId",
     "mig_compute_instance": "nvmlDeviceGetComputeInstanceId",
@@ -180,8 +182,8 @@ def _add_processes(
 def _read_slices(nvml: Any, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
     """The MIG devices of a GPU; a place without one answers "not found"."""
     try:
-        places = int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-    except (nvml.NVMLError, AttributeError):
+        places = min(int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)), _MOST_SLICES)
+    except (nvml.NVMLError, AttributeError, ValueError, TypeError):
         return ()
     found: list[Gpu] = []
     for place in range(places):
@@ -227,9 +229,12 @@ def read_peers(nvml: Any, indices: Sequence[int]) -> list[Peer]:
 def ask_count(nvml: Any) -> int | Unmeasured:
     """How many GPUs NVML numbers."""
     try:
-        return int(nvml.nvmlDeviceGetCount())
-    except nvml.NVMLError as error:
+        count = int(nvml.nvmlDeviceGetCount())
+    except (nvml.NVMLError, ValueError, TypeError) as error:
         return why("nvml", error)
+    if not 0 <= count <= _MOST_GPUS:
+        return Unmeasured("nvml", Reason.FAILED, f"NVML counts {count} GPUs, which cannot be")
+    return count
 
 
 def read_system(nvml: Any) -> dict[str, Scalar]:

@@ -116,7 +116,7 @@ class Player:
     NVMLError = RecordedError
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self._answers: dict[tuple[str, str], list[Event]] = {}
+        self._answers: dict[tuple[str, str], list[Any]] = {}
         self._constants: dict[str, Any] = {}
         self._absent: set[str] = set()
         for event in events:
@@ -127,8 +127,12 @@ class Player:
                 self._constants[name] = event["constant"]
             elif event.get("absent"):
                 self._absent.add(name)
-            elif "result" in event or "error" in event:
-                self._answers.setdefault((name, _key(event.get("a", []))), []).append(event)
+            elif "error" in event:
+                error = RecordedError(event["error"], str(event.get("text", "")))
+                self._answers.setdefault(_key(name, event.get("a", [])), []).append(error)
+            elif "result" in event:
+                result = _revived(event["result"])
+                self._answers.setdefault(_key(name, event.get("a", [])), []).append(result)
             else:
                 raise ValueError(f"the recorded call of {name} has neither result nor error")
 
@@ -140,17 +144,17 @@ class Player:
         return lambda *arguments: self._answer(name, [_plain(a) for a in arguments])
 
     def _answer(self, name: str, arguments: list[Any]) -> Any:
-        answers = self._answers.get((name, _key(arguments)))
+        answers = self._answers.get(_key(name, arguments))
         if not answers:
             raise RecordedError(NOT_RECORDED, f"the recording holds no answer of {name}")
-        event = answers.pop(0) if len(answers) > 1 else answers[0]
-        if "error" in event:
-            raise RecordedError(event["error"], str(event.get("text", "")))
-        return _revived(event["result"])
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, RecordedError):
+            raise answer
+        return answer
 
 
-def _key(arguments: Sequence[Any]) -> str:
-    return repr([a.get("handle", a) if isinstance(a, dict) else a for a in arguments])
+def _key(name: str, arguments: Sequence[Any]) -> tuple[str, str]:
+    return name, repr([a.get("handle", a) if isinstance(a, dict) else a for a in arguments])
 
 
 def _revived(value: Any) -> Any:

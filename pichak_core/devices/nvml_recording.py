@@ -27,6 +27,14 @@ FORMAT, VERSION = "pichak-nvml-recording", 1
 
 #: A recording of eight cards is about 1 MB.
 _LARGEST_BYTES = 64 * 2**20
+_TORCH_FIELDS = {
+    "index": int,
+    "name": str,
+    "uuid": str,
+    "pci_bus_id": str,
+    "total_bytes": int,
+    "integrated": bool,
+}
 
 
 class RecordingError(ValueError):
@@ -121,7 +129,7 @@ def _from(found: Mapping[str, Any]) -> Recording:
         raise ValueError(f"the fact {wrong[0]} is neither number nor text")
     made = Recording(
         facts,
-        [TorchGpu(**device) for device in found["torch"]],
+        [_torch_gpu(device) for device in found["torch"]],
         str(found["torch_gap"]),
         list(found["start"]),
         [list(events) for events in found["rounds"]],
@@ -129,6 +137,14 @@ def _from(found: Mapping[str, Any]) -> Recording:
     )
     if not made.start and not made.ended:
         raise ValueError("it holds no call")
+    return made
+
+
+def _torch_gpu(record: Mapping[str, Any]) -> TorchGpu:
+    made = TorchGpu(**record)
+    for name, kind in _TORCH_FIELDS.items():
+        if not isinstance(getattr(made, name), kind):
+            raise ValueError(f"torch's device has no {kind.__name__} as its {name}")
     return made
 
 

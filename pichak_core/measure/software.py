@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import metadata
 
 from pichak_core import __version__
+from pichak_core.devices.gpu_identity import identity_doubt
+from pichak_core.devices.gpu_join import TorchGpu
+from pichak_core.devices.gpus import Report
+from pichak_core.devices.nvml import Gpu
 from pichak_core.measure import Context, Metric, Probe, register
 from pichak_core.measure._readings import (
     attempt,
@@ -32,6 +37,7 @@ GPU_NAME = Metric("gpu.name", "", "the GPU's model")
 GPU_UUID = Metric("gpu.uuid", "", "the GPU's own id")
 GPU_PCI = Metric("gpu.pci_bus_id", "", "where the GPU is plugged in")
 GPU_VBIOS = Metric("gpu.vbios", "", "the GPU's firmware")
+GPU_CAPABILITY = Metric("gpu.compute_capability", "", "the generation of the GPU's silicon")
 
 #: metric -> (distribution, how to get it)
 _PACKAGES = {
@@ -64,8 +70,8 @@ def _cuda_of_torch(context: Context) -> Reading:
     return Measurement(CUDA.name, version, "", "torch.version.cuda")
 
 
-def _driver(context: Context) -> Iterable[Reading]:
-    report = nvml_report(context)
+def driver_readings(report: Report) -> Iterable[Reading]:
+    """The driver's versions, by NVML."""
     for metric, field in ((DRIVER, "driver_version"), (CUDA_DRIVER, "cuda_driver_version")):
         if field in report.system:
             yield Measurement(metric.name, report.system[field], "", "NVML")
@@ -75,20 +81,27 @@ def _driver(context: Context) -> Iterable[Reading]:
             yield Unmeasured(metric.name, Reason.NOT_SUPPORTED, "NVML does not say")
 
 
-def _gpu(context: Context) -> Iterable[Reading]:
-    gpu = nvml_gpu(context)
-    by_torch = torch_device(context)
+def identity_readings(
+    gpu: Gpu | Unmeasured, by_torch: TorchGpu | Unmeasured, how: str
+) -> Iterable[Reading]:
+    """Who the GPU is; `how` says how NVML's GPU was found. A name that its silicon contradicts is
+    suspect."""
+    known_to_torch = None if isinstance(by_torch, Unmeasured) else by_torch
+    doubt = "" if isinstance(gpu, Unmeasured) else identity_doubt(gpu, known_to_torch)
     for metric, field in (
         (GPU_NAME, "name"),
         (GPU_UUID, "uuid"),
         (GPU_PCI, "pci_bus_id"),
         (GPU_VBIOS, "vbios"),
+        (GPU_CAPABILITY, "compute_capability"),
     ):
-        reading = of_gpu(metric, gpu, field, "NVML, joined with torch's device by its UUID")
+        reading = of_gpu(metric, gpu, field, f"NVML, {how}")
         # "No NVML" is not "no GPU": torch may drive one all the same.
-        known = "" if isinstance(by_torch, Unmeasured) else str(getattr(by_torch, field, ""))
+        known = str(getattr(known_to_torch, field, "")) if known_to_torch else ""
         if isinstance(reading, Unmeasured) and known:
             reading = Measurement(metric.name, known, "", "torch's device properties")
+        if metric is GPU_NAME and isinstance(reading, Measurement):
+            reading = replace(reading, suspect=doubt)
         yield reading
 
 
@@ -104,9 +117,10 @@ def run(context: Context) -> Iterable[Reading]:
         yield Measurement(MACHINE.name, identity.hashed, "", identity.source)
     except OSError as error:
         yield gap(MACHINE, error)
-    yield from _driver(context)
+    gpu, by_torch = nvml_gpu(context), torch_device(context)
+    yield from driver_readings(nvml_report(context))
     yield _cuda_of_torch(context)
-    yield from _gpu(context)
+    yield from identity_readings(gpu, by_torch, "joined with torch's device by its UUID")
 
 
 register(
@@ -126,6 +140,7 @@ register(
             GPU_UUID,
             GPU_PCI,
             GPU_VBIOS,
+            GPU_CAPABILITY,
         ),
         run,
         {"quick": 3.0, "full": 3.0},

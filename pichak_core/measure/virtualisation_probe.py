@@ -71,7 +71,8 @@ def mode_of(gpu: Gpu) -> str | None:
     return None if value is None else VIRTUALISATION.get(int(value), f"unknown ({value})")
 
 
-def _mode(gpu: Gpu | Unmeasured) -> Reading:
+def mode_reading(gpu: Gpu | Unmeasured) -> Reading:
+    """How the GPU is handed to this machine; absent is "not known", never "bare metal"."""
     answer = gpu if isinstance(gpu, Unmeasured) else gpu.get("virtualisation_mode")
     if isinstance(answer, Unmeasured):
         return Unmeasured(GPU_MODE.name, answer.reason, answer.detail)
@@ -84,17 +85,17 @@ def _mode(gpu: Gpu | Unmeasured) -> Reading:
     )
 
 
-def _driver_model(context: Context, gpu: Gpu | Unmeasured) -> Reading:
-    if not is_cuda(context):
-        return Unmeasured(DRIVER_MODEL.name, Reason.NO_DEVICE, "this is a fingerprint of the CPU")
+def driver_model_reading(gpu: Gpu | Unmeasured) -> Measurement | None:
+    """The driver model by NVML, which knows it on Windows only."""
     code = None if isinstance(gpu, Unmeasured) else gpu.number("driver_model")
-    if code is not None:
-        name = DRIVER_MODELS.get(int(code), f"unknown ({code:g})")
-        return Measurement(DRIVER_MODEL.name, name, "", "NVML")
-    return attempt(DRIVER_MODEL, host_of(context).gpu_driver_model, "the operating system")
+    if code is None:
+        return None
+    name = DRIVER_MODELS.get(int(code), f"unknown ({code:g})")
+    return Measurement(DRIVER_MODEL.name, name, "", "NVML")
 
 
-def _licence(gpu: Gpu | Unmeasured) -> Reading:
+def licence_reading(gpu: Gpu | Unmeasured) -> Reading:
+    """Whether a vGPU holds its licence; no other GPU needs one."""
     if isinstance(gpu, Unmeasured):
         return Unmeasured(LICENSED.name, gpu.reason, gpu.detail)
     mode = mode_of(gpu)
@@ -117,9 +118,13 @@ def run(context: Context) -> Iterable[Reading]:
         yield gap(HOST_KIND, error)
         yield gap(HYPERVISOR, error)
     gpu = nvml_gpu(context)
-    yield _mode(gpu)
-    yield _driver_model(context, gpu)
-    yield _licence(gpu)
+    yield mode_reading(gpu)
+    if not is_cuda(context):
+        yield Unmeasured(DRIVER_MODEL.name, Reason.NO_DEVICE, "this is a fingerprint of the CPU")
+    else:
+        system = host_of(context).gpu_driver_model
+        yield driver_model_reading(gpu) or attempt(DRIVER_MODEL, system, "the operating system")
+    yield licence_reading(gpu)
 
 
 register(

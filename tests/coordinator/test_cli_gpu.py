@@ -55,34 +55,119 @@ def sample() -> Fingerprint:
 
 
 def test_a_page_holds_value_spread_count_source_and_suspicion() -> None:
-    text = "\n".join(page_lines(sample(), 120))
-    assert "gpu.kernel_launch_us           4.25 us ± 0.5, n = 150" in text
-    assert "3000 tiny dependent kernels" in text
-    assert "[p95_us 6.5]" in text  # single numbers of the detail, not its curves
+    text = "\n".join(page_lines(sample(), 100))
+    assert "  gpu.kernel_launch_us             4.25 us ± 0.5, n = 150\n" in text
+    assert "      3000 tiny dependent kernels" in text
+    assert "[p95_us 6.5]" in " ".join(text.split())  # single numbers of the detail, not its curves
     assert "SUSPECT: faster than any memory" in text
-    assert "software.python                3.11.7" in text
+    assert "  software.python                  3.11.7                the interpreter\n" in text
 
 
 def test_a_page_tells_conditions_as_ranges_and_gaps_by_reason() -> None:
-    lines = page_lines(sample(), 120)
+    lines = page_lines(sample(), 100)
     conditions = lines[lines.index("WHILE IT RAN") + 1]
     assert "cpu.steal_percent 0.5 to 2.5" in conditions
     assert "gpu.lost no" in conditions
-    gaps = lines[lines.index("NOT MEASURED (3)") :]
-    assert "  gpu.vbios, gpu.pcie_width" in gaps
-    assert "      not supported: NVML code 3" in gaps
-    assert "      package not installed: pip install ray" in gaps
+    assert lines[lines.index("NOT MEASURED (3)") :] == [
+        "NOT MEASURED (3)",
+        "  not supported: NVML code 3",
+        "      gpu.vbios, gpu.pcie_width",
+        "  package not installed: pip install ray",
+        "      software.ray",
+    ]
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_many_names_behind_one_reason_are_counted() -> None:
+    made = Fingerprint()
+    for i in range(20):
+        made.add(Unmeasured(f"gpu.m{i}", Reason.NO_DEVICE, "measured on cuda"))
+    made.add(Unmeasured("cpu.quota_cores", Reason.NO_DEVICE, "measured on cuda"))
+    assert page_lines(made, 90) == [
+        "NOT MEASURED (21)",
+        "  no such device: measured on cuda",
+        "      gpu.*: 20 of them (gpu.m0, gpu.m1, gpu.m2 …), cpu.quota_cores",
+    ]
+
+
+def test_the_head_says_who_it_is_and_the_page_does_not_say_it_again() -> None:
+    made = sample()
+    for name, value in (
+        ("gpu.name", "NVIDIA L4"),
+        ("gpu.compute_capability", "8.9"),
+        ("gpu.uuid", "GPU-1"),
+        ("gpu.pci_bus_id", "00000000:3B:00.0"),
+        ("gpu.virtualisation_mode", "vGPU"),
+        ("gpu.driver_model", "Linux"),
+        ("software.driver", "550.90.07"),
+        ("software.cuda_driver", "12.4"),
+        ("host.kind", "vm"),
+        ("host.hypervisor", "kvm"),
+        ("software.kernel", "6.1.0"),
+    ):
+        made.add(Measurement(name, value, "", "NVML"))
+    made.add(Measurement("gpu.vgpu_licensed", False, "", "NVML"))
+    lines = page_lines(made, 90, "pichak gpu: box, cuda:0")
+    assert lines[:8] == [
+        "pichak gpu: box, cuda:0",
+        "  GPU       NVIDIA L4, compute capability 8.9",
+        "  UUID      GPU-1",
+        "  PCI       00000000:3B:00.0",  # the VBIOS is among the gaps
+        "  virtual   vGPU, NOT licensed",
+        "  driver    550.90.07 (Linux), for CUDA up to 12.4",
+        "  host      vm (kvm), kernel 6.1.0",
+        "",
+    ]
+    assert "\n".join(lines).count("NVIDIA L4") == 1
+
+
+def test_verdicts_come_first_and_the_worst_of_them_before_the_others() -> None:
+    made = sample()
+    findings = [
+        {"code": "a", "severity": "info", "sentence": "only told"},
+        {"code": "b", "severity": "fail", "sentence": "broken"},
+    ]
+    made.add(Measurement("gpu.state_verdict", "a, b", "", "NVML", detail={"findings": findings}))
+    made.add(Measurement("gpu.transfer_verdict", "a fabric, not a bus", "", "copies"))
+    made.add(Measurement("cpu.steal_percent", 9.0, "%", "counters"))
+    made.add(Unmeasured("software.driver", Reason.FAILED, "library and module differ"))
+    lines = page_lines(made, 100)
+    assert lines[:7] == [
+        "VERDICTS (5)",
+        "  fail  the GPUs cannot be read: library and module differ",  # field case 6
+        "  fail  broken",
+        "  warn  the hypervisor gave 9.0 % of the CPU's time to others while it was probed",
+        "  info  only told",
+        "  info  gpu.transfer: a fabric, not a bus",
+        "",
+    ]
+
+
+def test_nothing_judged_is_not_all_is_well() -> None:
+    assert not [line for line in page_lines(sample(), 100) if "VERDICTS" in line]
+    judged = Fingerprint()
+    judged.add(Measurement("gpu.state_verdict", "nothing found", "", "x", detail={"findings": []}))
+    assert page_lines(judged, 100) == [
+        "VERDICTS",
+        "  nothing found by the rules that could be applied",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 60, 78, 100, 200])
 def test_a_page_keeps_its_width(width: int) -> None:
     made = sample()
     # a digest is one word that is wider than its column
     made.add(Measurement("golden.gradient_digest", "ab" * 16, "", "one seeded step, run twice"))
-    lines = page_lines(made, width)
-    assert max(map(len, lines)) <= max(width, 66)
+    made.add(Measurement("gpu.sister_cards", "word " * 40, "", "long " * 40))
+    lines = page_lines(made, width, "a title " * 20)
+    assert max(map(len, lines)) <= min(100, max(60, width)) + 8
     text = " ".join(" ".join(lines).split())
     assert "needs the last one's result before it runs" in text
+
+
+def test_what_a_driver_wrote_cannot_command_a_terminal() -> None:
+    made = Fingerprint()
+    made.add(Measurement("gpu.name", "RTX\x1b[2J 4090\n", "", "NVML"))
+    assert not [line for line in page_lines(made, 80) if "\x1b" in line or "\n" in line]
 
 
 def test_an_empty_fingerprint_is_an_empty_page() -> None:
@@ -92,10 +177,11 @@ def test_an_empty_fingerprint_is_an_empty_page() -> None:
 def test_the_page_of_this_machine() -> None:
     done = run("--device", "cpu", "--only", "virtualisation", "--only", "software")
     assert done.return_value == 0
-    assert done.stdout.startswith("SOFTWARE\n")
+    assert done.stdout.startswith("pichak gpu: ")
     assert "software.python" in done.stdout
+    assert "  host      " in done.stdout
     assert "measuring virtualisation" in done.stderr
-    assert "measuring" not in done.stdout.partition(" s of ")[0]
+    assert "measuring" not in done.stdout
 
 
 def test_json_is_alone_on_stdout() -> None:

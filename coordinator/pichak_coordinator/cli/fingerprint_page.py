@@ -1,4 +1,8 @@
-"""A fingerprint as a page that one would paste into a support ticket."""
+"""A fingerprint as a page that one would paste into a support ticket.
+
+Who it is, what is wrong with it, every number with its source, what was true while it ran, and what
+was not measured and why.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pichak_coordinator.cli.fingerprint_head import HEAD_METRICS, head_lines
+from pichak_coordinator.cli.fingerprint_verdicts import is_verdict, verdict_lines
+from pichak_coordinator.text import printable
 from pichak_core.measurement import Measurement, Unmeasured
 from pichak_core.plan import format_number
 
@@ -14,57 +21,65 @@ if TYPE_CHECKING:
 
     from pichak_core.measurement import Fingerprint
 
-_NAME_WIDTH, _VALUE_WIDTH = 30, 30
+_NAME_WIDTH, _VALUE_WIDTH = 32, 20
+_NARROWEST, _WIDEST = 60, 100
+#: More names than this behind one reason are counted, where they are all of one kind.
+_MANY_NAMES = 12
 
 
-def render_fingerprint(fingerprint: Fingerprint, console: Console) -> None:
-    """Print every reading: groups of name, value ± spread and source; then what was true while it
-    ran; then what was not measured and why."""
-    for line in page_lines(fingerprint, max(60, console.width)):
-        console.print(line, markup=False, soft_wrap=True, style="bold" if line.isupper() else "")
+def render_fingerprint(fingerprint: Fingerprint, console: Console, title: str = "") -> None:
+    """Print the page, between 60 and 100 columns wide."""
+    for line in page_lines(fingerprint, console.width, title):
+        heading = line[:1].isupper() and line.partition(" (")[0].isupper()
+        console.print(line, markup=False, soft_wrap=True, style="bold" if heading else "")
 
 
-def page_lines(fingerprint: Fingerprint, width: int = 120) -> list[str]:
+def page_lines(fingerprint: Fingerprint, width: int = 100, title: str = "") -> list[str]:
     """The page as lines of at most `width` characters, except for words that are longer."""
-    lines: list[str] = []
-    for group, members in _groups(fingerprint).items():
-        lines += ["", group.upper()]
-        for reading in members:
-            lines += _entry(reading, width)
-    lines += _conditions(fingerprint, width)
-    lines += _gaps(fingerprint, width)
-    return lines[1:] if lines and not lines[0] else lines
+    width = min(_WIDEST, max(_NARROWEST, width))
+    sections = [
+        head_lines(fingerprint, width, title),
+        verdict_lines(fingerprint, width),
+        *(
+            [group.upper(), *(line for reading in members for line in _entry(reading, width))]
+            for group, members in _groups(fingerprint).items()
+        ),
+        _conditions(fingerprint, width),
+        _gaps(fingerprint, width),
+    ]
+    lines = [line for section in sections if section for line in ["", *section]]
+    return [printable(line) for line in lines[1:]]
 
 
 def _groups(fingerprint: Fingerprint) -> dict[str, list[Measurement]]:
     groups: dict[str, list[Measurement]] = {}
     for name, reading in fingerprint.items():
-        if isinstance(reading, Measurement):
+        shown = name in HEAD_METRICS or is_verdict(name)
+        if isinstance(reading, Measurement) and not shown:
             groups.setdefault(name.partition(".")[0], []).append(reading)
     return groups
 
 
 def _entry(reading: Measurement, width: int) -> Iterator[str]:
-    head = f"  {reading.name:<{_NAME_WIDTH}} {_value(reading):<{_VALUE_WIDTH}} "
+    value = _value(reading)
     source = reading.source + _parts(reading.detail)
-    room = width - _NAME_WIDTH - _VALUE_WIDTH - 4
-    if len(head) <= width - room and room >= 40:
-        wrapped = textwrap.wrap(source, room) or [""]
-        yield (head + wrapped[0]).rstrip()
-        rest = wrapped[1:]
-        indent = " " * (_NAME_WIDTH + _VALUE_WIDTH + 4)
+    columns = f"  {reading.name:<{_NAME_WIDTH}} {value:<{_VALUE_WIDTH}}  {source}"
+    tidy = len(reading.name) <= _NAME_WIDTH and len(value) <= _VALUE_WIDTH
+    if tidy and len(columns) <= width:
+        yield columns.rstrip()
     else:
-        yield head.rstrip()
-        indent = " " * 6
-        rest = textwrap.wrap(source, width - len(indent))
-    yield from (indent + part for part in rest)
+        hanging = " " * (_NAME_WIDTH + 3)
+        head = f"  {reading.name:<{_NAME_WIDTH}} {value}"
+        yield from textwrap.wrap(head, width, subsequent_indent=hanging, drop_whitespace=True)
+        yield from _indented(source, width)
     if reading.suspect:
-        yield from textwrap.wrap(
-            f"SUSPECT: {reading.suspect}",
-            width,
-            initial_indent="      ",
-            subsequent_indent="      ",
-        )
+        yield from _indented(f"SUSPECT: {reading.suspect}", width)
+
+
+def _indented(text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False
+    )
 
 
 def _value(reading: Measurement) -> str:
@@ -96,7 +111,7 @@ def _conditions(fingerprint: Fingerprint, width: int) -> list[str]:
         return []
     ranges = [f"{name} {_range(values)}" for name, values in seen.items()]
     ranges += [f"{name} {text}" for name, text in words.items()]
-    return ["", "WHILE IT RAN", *_wrapped(", ".join(ranges), width)]
+    return ["WHILE IT RAN", *_wrapped(", ".join(ranges), width)]
 
 
 def _range(values: list[float]) -> str:
@@ -105,7 +120,7 @@ def _range(values: list[float]) -> str:
 
 
 def _gaps(fingerprint: Fingerprint, width: int) -> list[str]:
-    """What was not measured; names that share their reason share its line."""
+    """What was not measured, by reason; names that share their reason share its line."""
     gaps: dict[str, list[str]] = {}
     for reading in fingerprint.values():
         if isinstance(reading, Unmeasured):
@@ -113,11 +128,23 @@ def _gaps(fingerprint: Fingerprint, width: int) -> list[str]:
     if not gaps:
         return []
     count = sum(len(names) for names in gaps.values())
-    lines = ["", f"NOT MEASURED ({count})"]
-    for why, names in gaps.items():
-        lines += _wrapped(", ".join(names), width)
-        lines += textwrap.wrap(why, width, initial_indent="      ", subsequent_indent="      ")
+    lines = [f"NOT MEASURED ({count})"]
+    for why in sorted(gaps, key=lambda why: why.partition(":")[0]):
+        lines += _wrapped(why, width)
+        lines += _indented(_names(gaps[why]), width)
     return lines
+
+
+def _names(names: list[str]) -> str:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition(".")[0], []).append(name)
+    return ", ".join(
+        f"{group}.*: {len(members)} of them ({', '.join(members[:3])} …)"
+        if len(members) > _MANY_NAMES
+        else ", ".join(members)
+        for group, members in groups.items()
+    )
 
 
 def _wrapped(text: str, width: int) -> list[str]:

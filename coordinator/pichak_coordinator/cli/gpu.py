@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         "pichak gpu --device cuda:1 --depth full > ticket.txt",
         "pichak gpu --only cpu --only host_memory",
         "pichak gpu --json | jq '.fingerprint[\"cpu.usable_cores\"]'",
+        "pichak gpu --record nvml.json    # what the driver says, for a report",
+        "pichak gpu --replay nvml.json    # the page of such a file, on any machine",
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -60,15 +62,39 @@ if TYPE_CHECKING:
     default=None,
     help="Where the disk is measured.  [default: the current directory]",
 )
+@click.option(
+    "--record",
+    "record_to",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Write every raw answer of NVML to FILE, to attach to a report; measures nothing.",
+)
+@click.option(
+    "--replay",
+    "replay_of",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Show the page of a recording, taken here or elsewhere; measures nothing.",
+)
 @json_option
 def gpu(
-    device: str, depth: str, only: tuple[str, ...], directory: Path | None, as_json: bool
+    device: str,
+    depth: str,
+    only: tuple[str, ...],
+    directory: Path | None,
+    record_to: Path | None,
+    replay_of: Path | None,
+    as_json: bool,
 ) -> int:
     """Fingerprint this machine and one of its GPUs: what it is, what it can do, how fast it is.
 
     Every number carries its spread and where it came from; what could not be measured is listed
     with the reason.
     """
+    if record_to is not None or replay_of is not None:
+        return _recordings(device, only, record_to, replay_of, as_json)
     from pichak_core.measure import Context, probes, run_probes
 
     unknown = [name for name in only if name not in probes()]
@@ -94,6 +120,25 @@ def gpu(
     return code
 
 
+def _recordings(
+    device: str,
+    only: tuple[str, ...],
+    record_to: Path | None,
+    replay_of: Path | None,
+    as_json: bool,
+) -> int:
+    from pichak_coordinator.cli.gpu_recording import record, show_replay
+
+    if record_to is not None and replay_of is not None:
+        raise UserError("--record and --replay: use one of them at a time")
+    if only:
+        raise UserError("--only goes with a measurement; --record and --replay measure nothing")
+    if record_to is not None:
+        return record(record_to, as_json)
+    assert replay_of is not None  # noqa: S101 - one of the two was given
+    return show_replay(replay_of, device, as_json)
+
+
 def _show(kept: list[Fingerprint], device: str, depth: str, seconds: float, as_json: bool) -> None:
     from pichak_coordinator.cli.fingerprint_page import render_fingerprint
     from pichak_core.measurement import Fingerprint, Measurement
@@ -111,8 +156,8 @@ def _show(kept: list[Fingerprint], device: str, depth: str, seconds: float, as_j
             }
         )
     else:
-        render_fingerprint(fingerprint, out())
-        click.echo(f"\n{socket.gethostname()}, {device}, {depth}, {seconds:.1f} s of measuring")
+        title = f"pichak gpu: {socket.gethostname()}, {device}, {depth}, {seconds:.1f} s"
+        render_fingerprint(fingerprint, out(), title)
     if not any(isinstance(reading, Measurement) for reading in fingerprint.values()):
         raise NothingMeasuredError(
             "nothing could be measured; `pichak doctor` says what is missing"
