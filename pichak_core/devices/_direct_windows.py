@@ -93,9 +93,17 @@ class WindowsFile:
                     return 0
                 if code != ERROR_IO_PENDING:
                     raise self._error("read", code)
-            if not self._kernel32.GetOverlappedResult(
-                self._handle, ctypes.byref(request), ctypes.byref(done), True
-            ):
+            try:
+                finished = self._kernel32.GetOverlappedResult(
+                    self._handle, ctypes.byref(request), ctypes.byref(done), True
+                )
+            except KeyboardInterrupt:
+                # The read goes on into `request` and `target`: they must outlive it.
+                self._kernel32.GetOverlappedResult(
+                    self._handle, ctypes.byref(request), ctypes.byref(done), True
+                )
+                raise
+            if not finished:
                 code = self._kernel32.GetLastError()
                 if code == ERROR_HANDLE_EOF:
                     return 0

@@ -113,7 +113,13 @@ class Run:
             refusal=refusal,
             suspect=""
             if refusal
-            else suspicion(self._filesystem, self._traffic, self._bytes_read, best),
+            else suspicion(
+                self._filesystem,
+                self._traffic,
+                self._bytes_read,
+                best,
+                may_be_compressed=self._may_be_compressed(),
+            ),
             own_file=self._target.own,
             files=len(self._target.paths),
             data_bytes=sum(block.length for block in self._blocks),
@@ -125,6 +131,11 @@ class Run:
             notes=(*notes, *self._repetition_notes()),
             seconds=seconds,
         )
+
+    def _may_be_compressed(self) -> bool:
+        """An own file cannot be; ZFS does not say of others."""
+        encoded = any(extents.encoded for extents in self._target.extents)
+        return not self._target.own and (encoded or self._filesystem.kind == "zfs")
 
     def _repetition_notes(self) -> list[str]:
         data = sum(block.length for block in self._blocks)

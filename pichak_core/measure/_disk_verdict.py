@@ -39,6 +39,9 @@ IMPOSSIBLE_MB_S = 60_000.0
 #: A device that saw less than this share of the delivered bytes did not deliver the rest.
 SEEN_SHARE = 0.7
 
+#: The same for data that may be compressed on the device: nothing shrinks to less than this.
+SEEN_SHARE_COMPRESSED = 0.1
+
 
 @dataclass(frozen=True)
 class DepthRate:
@@ -198,7 +201,12 @@ def buffer_sentence(best: DepthRate, huge_page_mb_s: float | None) -> str:
 
 
 def suspicion(
-    filesystem: FileSystem, moved: DiskTraffic, delivered: int, best: DepthRate | None
+    filesystem: FileSystem,
+    moved: DiskTraffic,
+    delivered: int,
+    best: DepthRate | None,
+    *,
+    may_be_compressed: bool = False,
 ) -> str:
     """Why the result cannot be a disk's speed, "" when nothing speaks against it.
 
@@ -206,16 +214,21 @@ def suspicion(
     shared disk a neighbour that stops looks the same.
     """
     counters = (
-        (moved.own_read, filesystem.block_device or "the device"),
-        (moved.physical_read, "all disks of this machine together"),
+        (moved.own_read, filesystem.block_device or "the device", "a cache answered"),
+        (
+            moved.physical_read,
+            "all disks of this machine together",
+            "a cache answered, or a disk elsewhere",
+        ),
     )
-    for read, whose in counters:
-        if read is not None and read < SEEN_SHARE * delivered:
+    share = SEEN_SHARE_COMPRESSED if may_be_compressed else SEEN_SHARE
+    for read, whose, meaning in counters:
+        if read is not None and read < share * delivered:
             return (
                 f"{format_number(delivered / 1e6)} MB were delivered, and {whose} read only "
-                f"{format_number(read / 1e6)} MB: a cache answered"
+                f"{format_number(read / 1e6)} MB: {meaning}"
             )
-    if any(read is not None for read, _ in counters):
+    if any(read is not None for read, _, _ in counters):
         return ""
     if best is not None and best.mb_s > IMPOSSIBLE_MB_S:
         return (

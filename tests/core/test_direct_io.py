@@ -341,6 +341,27 @@ def test_windows_refusals_are_named(call: str, phase: str) -> None:
     assert not fake.open_handles
 
 
+def test_windows_waits_for_a_read_in_flight_also_when_interrupted() -> None:
+    """The system writes into the buffer until the read is done: it must not be gone by then."""
+
+    class Interrupted(FakeKernel32):
+        waits = 0
+
+        def GetOverlappedResult(self, handle: int, request: Any, done: Any, wait: bool) -> int:
+            self.waits += 1
+            if self.waits == 1:
+                raise KeyboardInterrupt
+            return super().GetOverlappedResult(handle, request, done, wait)
+
+    fake = Interrupted(b"x" * ALIGNMENT, pending=True)
+    file = WindowsFile("C:\\f", direct=True, kernel32=fake)
+    with pytest.raises(KeyboardInterrupt):
+        file.read_into(mmap.mmap(-1, ALIGNMENT), 0, ALIGNMENT)
+    assert fake.waits == 2
+    file.close()
+    assert not fake.open_handles
+
+
 def test_windows_access_denied_is_permission() -> None:
     fake = FakeKernel32(b"", fail={"CreateFileW": ERROR_ACCESS_DENIED})
     with pytest.raises(PermissionError):

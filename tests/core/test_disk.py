@@ -184,6 +184,16 @@ def test_what_the_device_read_is_compared_with_what_was_delivered() -> None:
     assert suspicion(disk, DiskTraffic(), delivered, None) == ""  # unreadable: no judgement
 
 
+def test_a_device_reads_less_of_what_is_compressed_on_it() -> None:
+    # field case 80: 3 GB of text may be 1 GB on the device; 10 GB that are 0.1 GB come from a cache
+    zfs = FileSystem("zfs", "zfs", "/tank", "tank")
+    third = DiskTraffic(None, None, 10**9)
+    assert "a cache answered" in suspicion(zfs, third, 3 * 10**9, None)
+    assert suspicion(zfs, third, 3 * 10**9, None, may_be_compressed=True) == ""
+    tenth = DiskTraffic(None, None, 10**8)
+    assert "a cache answered" in suspicion(zfs, tenth, 10**10, None, may_be_compressed=True)
+
+
 def test_the_smallest_depth_within_two_percent_is_best() -> None:
     assert best_depth({1: 500, 4: 985, 8: 1000, 32: 900}) == 4
     assert best_depth({1: 500, 4: 975, 8: 1000, 32: 900}) == 8
