@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 import zlib
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pichak_core.devices.host import this_host
 from pichak_core.measure import Context, probes, run_one
 from pichak_core.measure._conditions import CpuUse
 from pichak_core.measure.cpu import (
@@ -75,6 +78,23 @@ def test_pressure_is_a_share_of_the_time() -> None:
     assert pressure_reading(500_000, 2.0).value == 25.0
     assert not pressure_reading(2_000_000, 2.0).suspect
     assert pressure_reading(9_000_000, 2.0).suspect
+
+
+@pytest.mark.skipif(not Path("/proc/pressure/cpu").exists(), reason="this kernel counts no stalls")
+def test_real_stalls_are_counted_where_more_wants_to_run_than_can() -> None:
+    host = this_host()
+    try:
+        before = host.pressure("cpu").some_us
+    except OSError as error:
+        pytest.skip(f"stalls are not counted here: {error}")
+    spin = "import time; end = time.monotonic() + 0.6\nwhile time.monotonic() < end: pass"
+    spinners = [
+        subprocess.Popen([sys.executable, "-S", "-c", spin])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    for spinner in spinners:
+        spinner.wait()
+    assert host.pressure("cpu").some_us > before
 
 
 def test_a_cpu_probe_on_this_machine() -> None:

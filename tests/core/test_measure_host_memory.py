@@ -10,7 +10,8 @@ import pytest
 
 from pichak_core.devices.host import SharedMemory
 from pichak_core.devices.linux_host import LinuxHost
-from pichak_core.measure import Context, probes, run_one
+from pichak_core.devices.nvml import Gpu
+from pichak_core.measure import Context, host_memory, probes, run_one
 from pichak_core.measure.host_memory import (
     MIB,
     CopyError,
@@ -19,7 +20,7 @@ from pichak_core.measure.host_memory import (
     copy_rates,
     doubt,
 )
-from pichak_core.measurement import Fingerprint, Measurement
+from pichak_core.measurement import Fingerprint, Measurement, Reason, Unmeasured
 
 GIB = 1024 * MIB
 
@@ -134,3 +135,46 @@ def test_the_measured_shared_memory_is_the_systems(tmp_path: Path) -> None:
     size = LinuxHost(tmp_path, tmp_path, tmp_path).shared_memory()
     told = os.statvfs(tmp_path)
     assert size.total_bytes == told.f_blocks * told.f_frsize
+
+
+@pytest.mark.parametrize(
+    ("address", "content", "value", "words"),
+    [
+        ("00000000:41:00.0", "1\n", 1, "sysfs, PCI device 00000000:41:00.0"),
+        ("00000000:41:00.0", "0\n", 0, "sysfs"),  # node 0 is a node
+        ("00000000:41:00.0", "-1\n", None, "the system does not say"),
+        ("00000000:41:00.0", None, None, "numa_node"),  # a container without that part of sysfs
+        (None, "1\n", None, "NVML gives no PCI address"),
+    ],
+)
+def test_the_numa_node_of_a_gpu_is_what_sysfs_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    address: str | None,
+    content: str | None,
+    value: int | None,
+    words: str,
+) -> None:
+    values: dict[str, object] = {} if address is None else {"pci_bus_id": address}
+    gpu = Gpu(0, values)  # type: ignore[arg-type]
+    monkeypatch.setattr(host_memory, "nvml_gpu", lambda _: gpu)
+    device = tmp_path / "sys/bus/pci/devices/0000:41:00.0"
+    device.mkdir(parents=True)
+    if content is not None:
+        (device / "numa_node").write_text(content)
+    context = machine(tmp_path, "MemTotal: 1048576 kB\nMemAvailable: 262144 kB\n")
+    made = host_memory._numa(context, LinuxHost(context.proc, context.sys, context.root))
+    if value is None:
+        assert isinstance(made, Unmeasured)
+        assert words in made.detail
+    else:
+        assert isinstance(made, Measurement)
+        assert made.value == value
+        assert words in made.source
+
+
+def test_without_a_gpu_there_is_no_node(tmp_path: Path) -> None:
+    context = machine(tmp_path, "MemTotal: 1048576 kB\n")
+    made = host_memory._numa(context, LinuxHost(context.proc, context.sys, context.root))
+    assert isinstance(made, Unmeasured)
+    assert made.reason is Reason.NO_DEVICE
