@@ -15,6 +15,7 @@ SENTINELS = frozenset({2**64 - 1, 2**32 - 1})
 NOT_RECORDED = -1
 
 UNKNOWN_ERROR = 999
+MISMATCH = "NVMLLibraryMismatchError"
 
 #: What each NVML return code says of the thing that was asked for.
 _REASONS = {
@@ -99,11 +100,21 @@ def throttle_names(bitmask: int) -> list[str]:
     return [*names, f"unknown bits {rest:#x}"] if rest else names
 
 
+def refusals(nvml: Any, *others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What a call raises when NVML does not answer it, and `others`. Newer bindings have, beside
+    NVMLError, a class of their own for "the driver is older than I am"."""
+    mismatch = getattr(nvml, MISMATCH, None)
+    error: type[Exception] = nvml.NVMLError
+    return (error, *([mismatch] if isinstance(mismatch, type) else []), *others)
+
+
 def why(name: str, error: BaseException) -> Unmeasured:
     """An NVML error as a named reason in plain text: the objects themselves may not travel."""
     code = getattr(error, "value", None)
     if not isinstance(code, int):
-        return Unmeasured(name, Reason.FAILED, f"{type(error).__name__}: {error}")
+        told = f"{type(error).__name__}: {error}"
+        reason = Reason.NOT_SUPPORTED if MISMATCH in told else Reason.FAILED
+        return Unmeasured(name, reason, told)
     reason = _REASONS.get(code, Reason.FAILED)
     if code == NOT_RECORDED:
         return Unmeasured(name, reason, str(error))

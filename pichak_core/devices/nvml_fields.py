@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pichak_core.devices.nvml_codes import number, text, why
+from pichak_core.devices.nvml_codes import number, refusals, text, why
 from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.plan import Scalar
 
@@ -194,7 +194,7 @@ def ask(nvml: Any, query: Query, *leading: Any) -> Scalar | Unmeasured:
             continue
         try:
             value = query.convert(function(*leading, *arguments))
-        except (nvml.NVMLError, ValueError, TypeError, AttributeError, LookupError) as error:
+        except refusals(nvml, ValueError, TypeError, AttributeError, LookupError) as error:
             gap = why(query.field, error)
             if gap.reason is Reason.LOST:
                 return gap

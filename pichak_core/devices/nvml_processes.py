@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pichak_core.devices.nvml_codes import number, why
+from pichak_core.devices.nvml_codes import number, refusals, why
 from pichak_core.measurement import Reason, Unmeasured
 
 #: Linux gives out ids below 2^22; Windows uses all 32 bits.
@@ -20,8 +20,9 @@ _CALLS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
 }
-#: The bindings' own newest, then what older drivers have.
-_VERSIONS = ("", "_v3", "_v2")
+#: Newest first. The bare name is last: newer bindings raise an error of their own from it when the
+#: driver is older than they are.
+_VERSIONS = ("_v3", "_v2", "")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def read_processes(
             continue
         try:
             raw = list(function(handle))
-        except (nvml.NVMLError, ValueError, TypeError, AttributeError) as error:
+        except refusals(nvml, ValueError, TypeError, AttributeError) as error:
             gap = why(gap.name, error)
             if gap.reason is Reason.LOST:
                 return gap

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from pichak_core.devices.nvml_codes import NOT_RECORDED
+from pichak_core.devices.nvml_codes import NOT_RECORDED, refusals
 from pichak_core.devices.nvml_processes import LINUX_PID_LIMIT
 
 #: One call: its function, its arguments, and one of ``result``, ``error`` with ``text``,
@@ -36,6 +36,8 @@ class Recorder:
         self.NVMLError = nvml.NVMLError
 
     def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            return getattr(self._nvml, name)
         try:
             found = getattr(self._nvml, name)
         except AttributeError:
@@ -54,6 +56,10 @@ class Recorder:
             result = function(*raw)
         except self.NVMLError as error:
             self._tell({**event, "error": getattr(error, "value", None), "text": str(error)})
+            raise
+        except refusals(self._nvml, ValueError, TypeError, LookupError) as error:
+            # The bindings' own: a driver that is older than they are, a name that is no UTF-8.
+            self._tell({**event, "error": None, "text": f"{type(error).__name__}: {error}"})
             raise
         if "HandleBy" in name:
             result = Handle(_handle_name(told), result)
