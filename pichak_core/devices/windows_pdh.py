@@ -34,7 +34,8 @@ _MEANING = {
     NO_OBJECT: "no such counter set",
     NO_COUNTER: "no such counter",
     0xC0000BC6: "invalid data",
-    0xC0000BBD: "the counter libraries are not registered",
+    0xC0000BBB: "out of memory",
+    0xC0000BBD: "invalid argument",
 }
 
 # Instances appear between asking for the size and asking for the values.
