@@ -20,7 +20,14 @@ from pichak_core.measure._gpu_facts import (
     verdict_reading,
 )
 from pichak_core.measure._gpu_verdict import Verdict, gpu_verdicts
-from pichak_core.measure.software import KERNEL, OS, PYTHON, driver_readings, identity_readings
+from pichak_core.measure.software import (
+    KERNEL,
+    OS,
+    PYTHON,
+    driver_readings,
+    identity_readings,
+    visible_reading,
+)
 from pichak_core.measure.virtualisation_probe import (
     DRIVER_MODEL,
     HOST_KIND,
@@ -177,6 +184,7 @@ def _host(recording: Recording, report: Report) -> Iterator[Reading]:
     if torch is not None:
         yield Measurement("software.torch", torch, "", "the recording")
     yield from driver_readings(report)
+    yield visible_reading(report, recording.text(MASK))
 
 
 def _without_device(recording: Recording, report: Report) -> Fingerprint:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import metadata
 
 from pichak_core import __version__
+from pichak_core.devices.cuda_visible import MASK, visible_devices
 from pichak_core.devices.gpu_identity import identity_doubt
-from pichak_core.devices.gpu_join import TorchGpu
+from pichak_core.devices.gpu_join import TorchGpu, physical
 from pichak_core.devices.gpus import Report
 from pichak_core.devices.nvml import Gpu
 from pichak_core.measure import Context, Metric, Probe, register
@@ -37,6 +39,7 @@ GPU_NAME = Metric("gpu.name", "", "the GPU's model")
 GPU_UUID = Metric("gpu.uuid", "", "the GPU's own id")
 GPU_PCI = Metric("gpu.pci_bus_id", "", "where the GPU is plugged in")
 GPU_VBIOS = Metric("gpu.vbios", "", "the GPU's firmware")
+VISIBLE = Metric("software.visible_gpus", "", "how many GPUs CUDA_VISIBLE_DEVICES leaves visible")
 GPU_CAPABILITY = Metric("gpu.compute_capability", "", "the generation of the GPU's silicon")
 
 #: metric -> (distribution, how to get it)
@@ -81,6 +84,19 @@ def driver_readings(report: Report) -> Iterable[Reading]:
             yield Unmeasured(metric.name, Reason.NOT_SUPPORTED, "NVML does not say")
 
 
+def visible_reading(report: Report, mask: str | None) -> Reading:
+    """How many of NVML's GPUs the variable leaves visible, by CUDA's rules, and what is wrong with
+    its value. CUDA's numbers of the GPUs are not NVML's: only the count is told."""
+    if report.gap is not None:
+        return Unmeasured(VISIBLE.name, report.gap.reason, report.gap.detail)
+    gpus = [physical(gpu) for gpu in report.gpus if gpu.text("uuid")]
+    found = visible_devices(mask, gpus)
+    value = f"{len(found.uuids)} of {len(gpus)}"
+    source = f"{MASK} is not set" if mask is None else f"{MASK}={mask!r}, by CUDA's rules"
+    note = f"; {found.note}" if found.note else ""
+    return Measurement(VISIBLE.name, value, "", source + note)
+
+
 def identity_readings(
     gpu: Gpu | Unmeasured, by_torch: TorchGpu | Unmeasured, how: str
 ) -> Iterable[Reading]:
@@ -119,6 +135,7 @@ def run(context: Context) -> Iterable[Reading]:
         yield gap(MACHINE, error)
     gpu, by_torch = nvml_gpu(context), torch_device(context)
     yield from driver_readings(nvml_report(context))
+    yield visible_reading(nvml_report(context), os.environ.get(MASK))
     yield _cuda_of_torch(context)
     yield from identity_readings(gpu, by_torch, "joined with torch's device by its UUID")
 
@@ -136,6 +153,7 @@ register(
             DRIVER,
             CUDA_DRIVER,
             CUDA,
+            VISIBLE,
             GPU_NAME,
             GPU_UUID,
             GPU_PCI,

@@ -51,6 +51,33 @@ def test_versions_are_what_is_installed() -> None:
     assert made.text("software.kernel") == platform.uname().release
 
 
+def test_the_visible_gpus_are_counted_by_cudas_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    # field case 18: "0,0" hides every GPU, and says so
+    for mask, count, words in (
+        ("0", "1 of 1", "'0'"),
+        ("0,0", "0 of 1", "twice"),
+        ("", "0 of 1", "empty"),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+        reading = run("software", nvml(), device="cpu")["software.visible_gpus"]
+        assert isinstance(reading, Measurement)
+        assert reading.value == count
+        assert words in reading.source
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert run("software", nvml(), device="cpu").text("software.visible_gpus") == "1 of 1"
+
+
+def test_a_name_that_the_silicon_contradicts_is_suspect() -> None:
+    made = run("software", nvml(compute_capability="7.5"))
+    reading = made["gpu.name"]
+    assert isinstance(reading, Measurement)
+    assert "7.5" in reading.suspect
+    assert "8.9" in reading.suspect
+    honest = run("software", nvml(compute_capability="8.9"))["gpu.name"]
+    assert isinstance(honest, Measurement)
+    assert honest.suspect == ""
+
+
 def test_a_missing_package_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
 

@@ -126,6 +126,7 @@ def test_a_mig_device_is_not_its_parent() -> None:
     for name in ("gpu.power_limit_watts", "gpu.throttle_reasons", "gpu.ecc_mode"):
         assert gap(mine, name).reason is Reason.NOT_SUPPORTED
     assert codes(mine) == []
+    assert mine.text("software.visible_gpus") == "1 of 1"
     other = devices["NVML 0.1"]
     assert other.number("gpu.memory_total_mib") == 4864
     parent = first_gpu("mig_a100")
