@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pichak_coordinator.gpu_findings import gpu_findings
 from pichak_coordinator.records import Finding, Row
 
 #: A hypervisor that takes more than this of the CPU's time slows what is measured by as much.
@@ -118,4 +119,5 @@ _RULES: tuple[Rule, ...] = (
     _lopsided_copies,
     _shared_gpu,
     _windows_driver,
+    gpu_findings,
 )

@@ -123,10 +123,10 @@ def test_the_head_says_who_it_is_and_the_page_does_not_say_it_again() -> None:
 def test_verdicts_come_first_and_the_worst_of_them_before_the_others() -> None:
     made = sample()
     findings = [
-        {"code": "a", "severity": "info", "sentence": "only told"},
-        {"code": "b", "severity": "fail", "sentence": "broken"},
+        {"code": "gpu_ecc_history", "severity": "info", "sentence": "only told"},
+        {"code": "gpu_ecc", "severity": "fail", "sentence": "broken"},
     ]
-    made.add(Measurement("gpu.state_verdict", "a, b", "", "NVML", detail={"findings": findings}))
+    made.add(Measurement("gpu.state_verdict", "gpu_ecc", "", "NVML", detail={"findings": findings}))
     made.add(Measurement("gpu.transfer_verdict", "a fabric, not a bus", "", "copies"))
     made.add(Measurement("cpu.steal_percent", 9.0, "%", "counters"))
     made.add(Unmeasured("software.driver", Reason.FAILED, "library and module differ"))

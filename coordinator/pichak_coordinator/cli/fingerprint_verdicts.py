@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from pichak_coordinator.absolute import absolute_findings
+from pichak_coordinator.gpu_findings import METRIC
 from pichak_coordinator.records import SEVERITIES, NodeRecord, Row
 from pichak_core.measurement import Measurement, Reason, Unmeasured
 
@@ -24,20 +25,18 @@ def is_verdict(name: str) -> bool:
 
 def verdicts(fingerprint: Fingerprint) -> list[tuple[str, str]]:
     """(severity, sentence), the worst first: the absolute rules' and the measurements' own."""
-    found: list[tuple[str, str]] = [
-        (finding.severity, finding.sentence)
-        for finding in absolute_findings(Row(NodeRecord("here"), fingerprint))
-    ]
+    found: list[tuple[str, str]] = []
     driver = fingerprint.get("software.driver")
     if isinstance(driver, Unmeasured) and driver.reason in _BROKEN:
         found.append(("fail", f"the GPUs cannot be read: {driver.detail}"))
+    found += [
+        (finding.severity, finding.sentence)
+        for finding in absolute_findings(Row(NodeRecord("here"), fingerprint))
+    ]
     for name, reading in fingerprint.items():
         if not is_verdict(name) or not isinstance(reading, Measurement):
             continue
-        listed = reading.detail.get("findings")
-        if isinstance(listed, list):
-            found += [(str(each["severity"]), str(each["sentence"])) for each in listed]
-        else:
+        if name != METRIC:  # its findings are among the absolute rules'
             found.append(("info", f"{name.removesuffix(_ENDING)}: {reading.value}"))
     rank: dict[str, int] = {severity: place for place, severity in enumerate(SEVERITIES)}
     return sorted(dict.fromkeys(found), key=lambda each: rank.get(each[0], len(rank)))
