@@ -79,7 +79,7 @@ def read_counters(
     filesystem: FileSystem, *, proc: Path = Path("/proc"), sys_root: Path = Path("/sys")
 ) -> DiskCounters:
     """The counters that can say whether reads on `filesystem` reached a disk of this machine."""
-    if filesystem.kind in {"network", "host share", "memory", "user space", "unknown"}:
+    if filesystem.kind in {"network", "host share", "memory"}:
         return DiskCounters()
     table = parse_diskstats(_read(proc / "diskstats"))
     own = parse_block_stat(_read(sys_root / f"dev/block/{filesystem.device}/stat"))
@@ -87,6 +87,8 @@ def read_counters(
         own = table.get(filesystem.block_device)
     if filesystem.block_device.startswith("loop"):
         own = None  # it also counts what the cache of its backing file answered
+    if filesystem.kind in {"user space", "unknown"}:
+        own = None  # whatever stands behind it; the disks of this machine are the only witnesses
     disks = [table[name] for name in physical_disks(list(table))]
     total = Counters(sum(d.bytes_read for d in disks), sum(d.bytes_written for d in disks))
     if own is None and not disks:

@@ -272,12 +272,14 @@ def filesystem_note(filesystem: FileSystem) -> str:
 
 
 def _slowed(windows: Sequence[float]) -> bool:
-    """Late below `BURST_RATIO` of early, and below every single early window: not just noise."""
+    """Late below `BURST_RATIO` of early, by median and by mean, and below every single early
+    window: not just noise."""
     if len(windows) < 4:
         return False
     third = _third(windows)
-    early, late = windows[:third], statistics.median(windows[-third:])
-    return late < min(BURST_RATIO * statistics.median(early), *early)
+    early, late = windows[:third], windows[-third:]
+    most = min(BURST_RATIO * statistics.median(early), *early)
+    return max(statistics.median(late), statistics.fmean(late)) < most
 
 
 def _third(windows: Sequence[float]) -> int:

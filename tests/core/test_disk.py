@@ -144,6 +144,7 @@ def test_burst_credits_that_run_out() -> None:
         (260, 250, 255, 245, 250),
         (260, 190, 260, 200, 190),  # one early window was as slow as the late ones: noise
         (128, 128, 260, 260, 260),
+        (436, 430, 440, 435, 100, 180, 980),  # late in the median, not in the mean
         (260, 128, 128),  # too few to tell early from late
     ],
 )

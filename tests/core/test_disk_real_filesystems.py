@@ -202,6 +202,26 @@ def test_an_overlay_over_memory_is_found_out(mounts: Mounts, tmp_path: Path) -> 
         assert "a cache answered" in result.suspect
 
 
+def test_a_file_system_in_user_space_that_caches_is_found_out(
+    mounts: Mounts, tmp_path: Path
+) -> None:
+    # field case 78, 80: FUSE takes the flag, and its daemon reads through the page cache
+    below = tmp_path / "below"
+    below.mkdir()
+    written(below / "data", 16 * MIB)
+    (below / "data").read_bytes()
+    point = tmp_path / "bound"
+    point.mkdir()
+    call("bindfs", str(below), str(point))
+    mounts.undo.callback(subprocess.run, ["umount", "-l", str(point)], check=False)
+    physical_counters(point)
+    result = measured(point / "data")
+    assert result.filesystem.kind == "user space"
+    assert not result.ranks
+    if result.bypassed:
+        assert "a cache answered, or a disk elsewhere" in result.suspect
+
+
 def test_holes_and_reserved_space_are_told_apart_from_data(mounts: Mounts) -> None:
     point = mounts.image("xfs", 400, "-q")
     path = point / "mixed"

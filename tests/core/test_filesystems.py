@@ -199,6 +199,9 @@ def test_counters_of_the_own_device_and_of_all_disks(tmp_path: Path) -> None:
     # a loop device counts what the cache of its backing file answered, so it does not count
     image = FileSystem("ext4", "disk", "/mnt", "/dev/loop0", "7:0", "loop0")
     assert read_counters(image, proc=proc, sys_root=sys_root) == DiskCounters(None, physical)
+    # a file system in user space may read any of them
+    union = FileSystem("fuse.mergerfs", "user space", "/m", "a:b", "0:51")
+    assert read_counters(union, proc=proc, sys_root=sys_root) == DiskCounters(None, physical)
     remote = FileSystem("nfs4", "network", "/n", "server:/x", "0:50")
     assert read_counters(remote, proc=proc, sys_root=sys_root) == DiskCounters()
     assert read_counters(disk, proc=tmp_path / "no", sys_root=tmp_path / "no") == DiskCounters()
