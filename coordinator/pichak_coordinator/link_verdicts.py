@@ -52,16 +52,23 @@ def judge_links(matrix: LinkMatrix) -> list[NetFinding]:
     slow = _rates(matrix)
     reasons = _explained([*delays, *losses])
     found += delays + losses
-    found += [_with_reason(each, reasons) for each in slow]
+    found += [told for each in slow if (told := _with_reason(each, reasons)) is not None]
     found += _asymmetries(matrix, [*delays, *losses, *slow])
     return sorted(found, key=lambda each: (each.finding.order, each.nodes))
 
 
-def confirmed(first: Sequence[NetFinding], second: Sequence[NetFinding]) -> list[NetFinding]:
-    """The findings of the first probe that the second saw again, with the second's evidence."""
-    again = {each.key: each for each in second}
+def confirmed(
+    first: Sequence[NetFinding], second: Sequence[NetFinding], both: Sequence[NetFinding]
+) -> list[NetFinding]:
+    """The findings of the first probe that the second saw again.
+
+    Told with the figures of `both` probes together, where they are a finding of these too (the
+    second probe looks at some links only), else with the second's.
+    """
+    told = {each.key: each for each in [*second, *both]}
+    again = {each.key for each in second}
     return [
-        replace(again[each.key], finding=replace(again[each.key].finding, state="confirmed"))
+        replace(told[each.key], finding=replace(told[each.key].finding, state="confirmed"))
         for each in first
         if each.key in again
     ]
@@ -369,11 +376,14 @@ def _explained(findings: Sequence[NetFinding]) -> dict[str, str]:
     }
 
 
-def _with_reason(each: NetFinding, reasons: Mapping[str, str]) -> NetFinding:
-    """A low rate that delay or loss of the same node may explain is no fault of its own."""
+def _with_reason(each: NetFinding, reasons: Mapping[str, str]) -> NetFinding | None:
+    """A low rate of a node whose delay or loss may explain it is a note; one of its links, nothing:
+    the links of such a node scatter."""
     why = next((reasons[node] for node in each.nodes if node in reasons), None)
     if why is None:
         return each
+    if each.link is not None:
+        return None
     what = "delay" if why == "node_network_delay" else "loss"
     sentence = f"{each.finding.sentence}; the {what} found there may explain it"
     return replace(each, finding=replace(each.finding, severity="info", sentence=sentence))

@@ -42,7 +42,8 @@ def tournament(nodes: Sequence[str]) -> list[list[Pair]]:
         for place in range(count // 2):
             one, other = seats[place], seats[count - 1 - place]
             if one is not None and other is not None:
-                pairs.append((one, other) if (turn + place) % 2 else (other, one))
+                opens = (place or turn) % 2
+                pairs.append((one, other) if opens else (other, one))
         rounds.append(pairs)
         seats[1:] = [seats[-1], *seats[1:-1]]
     return rounds

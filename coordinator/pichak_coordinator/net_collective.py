@@ -21,7 +21,7 @@ Backend = Literal["gloo", "nccl"]
 
 BUS = "collective.bus_mb_s"
 #: Seconds that the all-reduces may take.
-SECONDS: dict[Depth, float] = {"quick": 10.0, "full": 40.0}
+SECONDS: dict[Depth, float] = {"quick": 15.0, "full": 60.0}
 #: Until rank 0 listens: its process imports torch first.
 STORE_SECONDS = 90.0
 #: A rank that waits for the others, or inside an all-reduce, gives up after this.
@@ -45,7 +45,10 @@ class Collective:
         """(seconds of an all-reduce of a gradient of this size, how that is known), or None."""
         if not self.points or (isinstance(self.reading, Measurement) and self.reading.suspect):
             return None
-        return predicted_seconds(self.points, size_bytes)
+        try:
+            return predicted_seconds(self.points, size_bytes)
+        except ValueError:
+            return None
 
     def as_dict(self, matrix: LinkMatrix, gradient_bytes: int) -> dict[str, Any]:
         """JSON-ready form."""

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+#: Beyond the largest measured size by more than this, a prediction would be a guess.
+FARTHEST = 16
+
 
 @dataclass(frozen=True)
 class Point:
@@ -67,24 +70,35 @@ def sizes_up_to(largest_bytes: int, smallest_bytes: int = 4096, factor: int = 16
 def predicted_seconds(points: Sequence[Point], size_bytes: int) -> tuple[float, str]:
     """(seconds of an all-reduce of `size_bytes`, how that is known).
 
-    Between two measured sizes linearly; beyond the largest at the largest's bandwidth. `ValueError`
-    without points or for no bytes.
+    Between two measured sizes, and beyond the largest, on the line through the two nearest: small
+    ones cost a latency, so that time is not proportional to size. `ValueError` where that would be
+    a guess: no points, one point, no bytes, or more than `FARTHEST` times the largest size.
     """
     if not points or size_bytes <= 0:
         raise ValueError("nothing was measured to predict from" if not points else "no bytes")
     ordered = sorted(points, key=lambda point: point.size_bytes)
-    first, last = ordered[0], ordered[-1]
     for point in ordered:
         if point.size_bytes == size_bytes:
             return point.seconds, "measured at this size"
-    if size_bytes < first.size_bytes:
-        return first.seconds, "that of the smallest measured size"
-    if size_bytes > last.size_bytes:
-        return last.seconds * size_bytes / last.size_bytes, "at the largest measured size's rate"
-    above = next(i for i, point in enumerate(ordered) if point.size_bytes > size_bytes)
-    low, high = ordered[above - 1], ordered[above]
-    share = (size_bytes - low.size_bytes) / (high.size_bytes - low.size_bytes)
-    return low.seconds + share * (high.seconds - low.seconds), "between two measured sizes"
+    if size_bytes < ordered[0].size_bytes:
+        return ordered[0].seconds, "that of the smallest measured size"
+    largest = ordered[-1].size_bytes
+    if len(ordered) < 2 or size_bytes > FARTHEST * largest:
+        raise ValueError(
+            f"{size_bytes:,} bytes are too far from the {largest:,} that were measured"
+        )
+    above = next((i for i, p in enumerate(ordered) if p.size_bytes > size_bytes), len(ordered) - 1)
+    seconds = on_line(ordered[above - 1], ordered[above], size_bytes)
+    if size_bytes < largest:
+        return seconds, "between two measured sizes"
+    return seconds, f"beyond the {largest:,} bytes that were measured, by the last two sizes"
+
+
+def on_line(low: Point, high: Point, size_bytes: int) -> float:
+    """Seconds at `size_bytes` on the line through two points, which never falls."""
+    slope = (high.seconds - low.seconds) / (high.size_bytes - low.size_bytes)
+    base = high if size_bytes > high.size_bytes else low
+    return base.seconds + max(0.0, slope) * (size_bytes - base.size_bytes)
 
 
 def step_seconds(compute_seconds: Sequence[float], reduce_seconds: float) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from pichak_core.measure._collective_math import Point
+from pichak_core.measure._collective_math import Point, on_line
 from pichak_core.measure._net_interfaces import interface_of
 from pichak_core.measurement import median_and_spread
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 #: Elements whose sum every rank can work out by itself, to hold the result against.
 _CHECKED = 4096
-_WARM_UP = 2
+_WARM_UP = 1
 _MOST = 30
-_LEAST = 3
+_LEAST = 2
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,8 @@ def _every_size(ring: Ring) -> tuple[list[Point], list[int], str]:
         ring.progress(f"all-reduce of {size:,} bytes")
         left = ring.seconds - (time.monotonic() - started)
         share = left / (len(ring.sizes) - index)
-        guess = 0.0
-        if points:
-            guess = points[-1].seconds * size / points[-1].size_bytes
         # Rank 0 decides for all; a size whose few runs would not end in time is left out.
-        go = _agreed(ring, float(not points or (_WARM_UP + _LEAST) * guess < left))
+        go = _agreed(ring, float((_WARM_UP + _LEAST) * _guess(points, size) < left))
         if not go:
             return points, list(ring.sizes[index:]), wrong
         own, work = _data(ring, size)
@@ -153,6 +150,14 @@ def _every_size(ring: Ring) -> tuple[list[Point], list[int], str]:
         middle, spread = median_and_spread(seconds)
         points.append(Point(size, middle, spread, count))
     return points, [], wrong
+
+
+def _guess(points: list[Point], size: int) -> float:
+    """About how long one of `size` bytes takes: on the line through the last two sizes; with one
+    size so far, twice its time, since small ones cost a latency and little else."""
+    if len(points) < 2:
+        return 2 * points[0].seconds if points else 0.0
+    return on_line(points[-2], points[-1], size)
 
 
 def _timed(ring: Ring, work: torch.Tensor, own: torch.Tensor) -> float:

@@ -22,7 +22,7 @@ from pichak_core.measurement import Measurement, Reading, Reason, Unmeasured, me
 #: The parts of a link's name, after ``network.PEER.``.
 RTT, SEND, RECEIVE = "rtt_ms", "send_mb_s", "receive_mb_s"
 SEND_LOSS, RECEIVE_LOSS = "send_loss_percent", "receive_loss_percent"
-PARTS = (RTT, SEND, RECEIVE, SEND_LOSS, RECEIVE_LOSS)
+PARTS = (RTT, SEND, SEND_LOSS, RECEIVE, RECEIVE_LOSS)
 
 #: Loss is looked for at this share of the measured rate, and at no more than this many bytes/s.
 PACED_SHARE = 0.25

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from pichak_core.measure._net_flow import count_retransmissions, receive, send
@@ -112,7 +112,9 @@ class Listener:
             sessions = list(self._sessions.values())
         for session in sessions:
             for sock in list(session.channels.values()):
-                sock.close()
+                # A thread that waits on it would not notice that it is closed.
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self, sock: socket.socket) -> None:
         with self._lock:
@@ -144,14 +146,15 @@ class Listener:
             self._join(sock, name, channel)
             return
         self.served += 1
+        session = self._sessions[name]
+        session.channels[CONTROL] = sock
         try:
-            self._talk(sock, self._sessions[name])
+            self._talk(sock, session)
         except (OSError, LinkError, ValueError, KeyError, TypeError):
             # The client went away or said what is no request: its test has ended.
             pass
         finally:
             self._end(name)
-            sock.close()
 
     def _admit(self, session: bytes, channel: int) -> bool:
         """A control channel opens its session, once; the others need one that is open."""
@@ -209,6 +212,8 @@ class Listener:
 
     def _flow(self, sock: socket.socket, session: _Session, asked: dict[str, Any]) -> None:
         channels = [int(channel) for channel in asked["channels"]][:_MAX_CHANNELS]
+        if CONTROL in channels:
+            raise LinkError("the control channel carries no flow")
         seconds = min(float(asked["seconds"]), _MAX_SECONDS)
         rate = asked.get("rate")
         with ExitStack() as stack:

@@ -94,11 +94,11 @@ def greet(
 def introduce(sock: socket.socket, token: bytes, session: bytes, channel: int) -> None:
     """The client's half; `StrangerError` when the other end is not the listener of this test."""
     try:
-        theirs = exactly(sock, len(MARK) + NONCE_BYTES)
-        if not theirs.startswith(MARK):
+        if exactly(sock, len(MARK)) != MARK:
             raise StrangerError("another program answers there")
+        theirs = exactly(sock, NONCE_BYTES)
         mine = session + _CHANNEL.pack(channel) + os.urandom(NONCE_BYTES)
-        sock.sendall(mine + proof(token, b"client", theirs[len(MARK) :], mine))
+        sock.sendall(mine + proof(token, b"client", theirs, mine))
         answer = exactly(sock, PROOF_BYTES)
     except TimeoutError as error:
         raise StrangerError("the connection opens, but nobody answers on it") from error
@@ -106,7 +106,7 @@ def introduce(sock: socket.socket, token: bytes, session: bytes, channel: int) -
         raise
     except (LinkError, ConnectionError) as error:
         raise StrangerError("the connection opens and is closed at once") from error
-    if not hmac.compare_digest(answer, proof(token, b"server", theirs[len(MARK) :], mine)):
+    if not hmac.compare_digest(answer, proof(token, b"server", theirs, mine)):
         raise StrangerError("another program answers there")
 
 

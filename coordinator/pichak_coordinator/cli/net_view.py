@@ -172,6 +172,9 @@ def _collective(console: Console, report: NetReport) -> None:
             f"{format_number(predicted[0])} s for it ({predicted[1]}), on top of the slowest "
             "node's own step; less where the two overlap.",
         )
+    else:
+        mib = report.gradient_bytes / 2**20
+        _say(console, f"{mib:,.4g} MiB were not reached in time: --depth full tries for longer.")
     slowest = slowest_link(report.matrix, made.nodes)
     if slowest is not None:
         source, target, rate = slowest
