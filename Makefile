@@ -77,4 +77,5 @@ clean:
 NAME ?= *
 validate: $(VENV)/.installed-dev
 	@set -e; for run in validation/$(NAME)/run.py; do \
-	  echo "== $$run"; $(BIN)/python $$run; done
+	  echo "== $$run"; $(BIN)/python $$run || { code=$$?; \
+	  if [ $$code = 2 ]; then echo "   not run on this machine"; else exit $$code; fi; }; done
