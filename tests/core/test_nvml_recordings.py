@@ -220,6 +220,9 @@ def test_a_container_that_lost_its_right_to_the_gpu() -> None:
     assert "recreate it" in verdict.detail["findings"][0]["sentence"]
     assert found.text("gpu.name") == "NVIDIA L4"
     assert found.number("gpu.memory_total_mib") == 23034
+    lost = load("container_lost_device").reports()[1].gpus[0].lost
+    assert lost is not None
+    assert lost.reason is Reason.LOST
 
 
 def test_library_and_module_of_different_versions() -> None:
