@@ -145,8 +145,8 @@ def peer_from_wire(parts: Sequence[Any]) -> Peer:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The child's entry: ``read FIRST`` once, ``live INDEX SECONDS`` until nobody listens, or
-    ``record ROUNDS SECONDS``."""
+    """The child's entry: ``read FIRST`` once, ``live INDEX SECONDS`` until nobody listens or the
+    GPU is lost, or ``record ROUNDS SECONDS``."""
     try:
         nvml = load()
     except ImportError as error:
@@ -158,8 +158,11 @@ def main(arguments: Sequence[str]) -> None:
     elif arguments[0] == "record":
         record(nvml, int(arguments[1]), float(arguments[2]), _write)
     elif start(nvml) is None:
-        while True:
-            _write({"gpu": gpu_to_wire(read_gpu(nvml, int(arguments[1]), live_only=True))})
+        lost = False
+        while not lost:  # a lost GPU is not touched again
+            gpu = read_gpu(nvml, int(arguments[1]), live_only=True)
+            lost = gpu.lost is not None
+            _write({"gpu": gpu_to_wire(gpu)})
             time.sleep(float(arguments[2]))
 
 

@@ -57,13 +57,15 @@ class Loaded:
 
 
 def busy(device: str, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-    """Matrix products of random numbers on `device` for `seconds`; raises what torch raises."""
+    """Matrix products of random numbers on `device` for `seconds`; what it allocated is given back
+    to the device, and no random state moves. Raises what torch raises."""
     import torch
 
     with torch.no_grad():
+        generator = torch.Generator(device).manual_seed(0)
         dtype = torch.float16 if device.startswith("cuda") else torch.float32
         size = _SIZE if device.startswith("cuda") else 128
-        left = torch.randn(size, size, device=device, dtype=dtype)
+        left = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
         out = torch.empty_like(left)
         wait = waiter(device)
         started = clock()
@@ -71,6 +73,9 @@ def busy(device: str, seconds: float, clock: Callable[[], float] = time.monotoni
             for _ in range(4):
                 torch.mm(left, left, out=out)
             wait()
+    del left, out
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
 
 
 def under_load(

@@ -67,6 +67,9 @@ def gpu_verdicts(
     """Every verdict on one GPU. What was not measured judges nothing."""
     if gpu.lost is not None:
         return [Verdict("gpu_lost", "fail", f"the GPU is lost: {gpu.lost.detail}")]
+    gone = [each.lost for each in loaded.readings if each.lost] if loaded else []
+    if gone:
+        return [Verdict("gpu_lost", "fail", f"the GPU was lost under load: {gone[0].detail}")]
     return [
         *_identity(gpu, by_torch),
         *_ecc(gpu),

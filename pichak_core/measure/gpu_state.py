@@ -6,6 +6,7 @@ It runs behind the other measurements, because its load warms the card.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from pichak_core.devices.gpu_join import join, torch_gpu
@@ -23,7 +24,14 @@ from pichak_core.measure._gpu_facts import (
 )
 from pichak_core.measure._gpu_load import Loaded, busy, under_load
 from pichak_core.measure._gpu_verdict import Card, Verdict, gpu_verdicts, sister_verdicts
-from pichak_core.measure._readings import host_of, nvml_gpu, nvml_report, torch_device, tried
+from pichak_core.measure._readings import (
+    host_of,
+    loaded_gpu,
+    nvml_gpu,
+    nvml_report,
+    torch_device,
+    tried,
+)
 from pichak_core.measure._sisters import others_idle
 from pichak_core.measurement import Measurement, Reading, Reason, Unmeasured
 
@@ -37,7 +45,7 @@ def run(context: Context) -> Iterable[Reading]:
     by_torch = torch_device(context)
     if isinstance(by_torch, Unmeasured):
         return [Unmeasured(m.name, by_torch.reason, by_torch.detail) for m in METRICS]
-    own = _own_bytes(by_torch.index)
+    gpu, own = _memory_now(context, gpu, by_torch.index)
     available = tried(lambda: host_of(context).usable_memory_bytes()[0])
     readings = list(
         memory_readings(gpu, by_torch, available if isinstance(available, int) else None, own)
@@ -56,13 +64,27 @@ def run(context: Context) -> Iterable[Reading]:
     return [verdict_reading([*verdicts, *odd], looked), *readings, sisters]
 
 
-def _own_bytes(index: int) -> int:
-    """What this process's allocator holds of the GPU."""
+def _memory_now(
+    context: Context, gpu: Gpu | Unmeasured, index: int
+) -> tuple[Gpu | Unmeasured, int]:
+    """(the GPU with its memory as it is now, what this process's allocator holds of it now).
+
+    NVML's report is from the run's beginning. Where nothing samples the GPU, and for a MIG device,
+    whose parent is sampled, that stays, and what this process has taken since is not in it.
+    """
     import torch
 
+    now = loaded_gpu(context)
+    if isinstance(gpu, Unmeasured) or "mig_index" in gpu.values or not now:
+        return gpu, 0
     # torch's stubs leave is_initialized untyped
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return int(torch.cuda.memory_reserved(index)) if started else 0
+    own = int(torch.cuda.memory_reserved(index)) if started else 0
+    memory = {name: v for name, v in now[-1].values.items() if name.startswith("memory_")}
+    fresh = {name: v for name, v in memory.items() if name.endswith("_bytes")}
+    if "memory_used_bytes" not in fresh:
+        return gpu, 0
+    return replace(gpu, values={**gpu.values, **fresh}), own
 
 
 def _load(context: Context) -> Loaded | Unmeasured:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from pichak_core.devices.gpu_join import TorchGpu
 from pichak_core.devices.gpus import Report
@@ -142,6 +143,13 @@ def test_a_lost_card_is_lost_and_nothing_else() -> None:
     assert "NVML code 15" in verdict.sentence
 
 
+def test_a_card_that_is_lost_under_load() -> None:
+    gone = Gpu(0, lost=Unmeasured("gpu", Reason.LOST, "NVML code 15"))
+    (verdict,) = gpu_verdicts(card(), Loaded((Gpu(0, AT_WORK), gone), 2.0))
+    assert verdict.code == "gpu_lost"
+    assert "under load" in verdict.sentence
+
+
 def test_the_card_of_four_that_is_held_to_half_its_power() -> None:
     # field case 100: limits 300 W on all, a power cap told by all, 295, 296, 150, 294 W drawn
     draws, clocks = (295.0, 296.0, 150.0, 294.0), (1695.0, 1710.0, 960.0, 1680.0)
@@ -260,8 +268,10 @@ def test_only_readings_of_the_settled_load_count() -> None:
 
 def test_the_load_ends_when_its_time_is_over() -> None:
     ticks = iter(range(100))
+    state = torch.get_rng_state()
     busy("cpu", 3.0, clock=lambda: float(next(ticks)))
     assert next(ticks) < 10
+    assert torch.equal(torch.get_rng_state(), state)  # a probe leaves no trace
 
 
 class Sampler:
@@ -300,6 +310,32 @@ def test_the_measurement_reads_every_metric(monkeypatch: pytest.MonkeyPatch) -> 
     sisters = found["gpu.sister_cards"]
     assert isinstance(sisters, Unmeasured)
     assert "--depth full" in sisters.detail
+
+
+def test_memory_is_that_of_the_moment_and_own_is_not_foreign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # the report is older than what this process holds: 9 GiB in use now, 8 of them its own
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 8 * GIB)
+    monkeypatch.setitem(AT_WORK, "memory_used_bytes", 9 * GIB)
+    found = measured(monkeypatch, Report(gpus=[card()]))
+    others, free = found["gpu.memory_others_mib"], found["gpu.memory_free_mib"]
+    assert isinstance(others, Measurement)
+    assert isinstance(free, Measurement)
+    assert others.value == 1024
+    assert free.value == (24 - 9 - 0.25) * 1024
+
+
+def test_a_mig_device_does_not_get_its_parents_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # field case 17: what is sampled meanwhile is the parent
+    monkeypatch.setitem(AT_WORK, "memory_used_bytes", 9 * GIB)
+    monkeypatch.setitem(AT_WORK, "memory_total_bytes", 40 * GIB)
+    found = measured(monkeypatch, Report(gpus=[card(mig_index=0)]))
+    total, others = found["gpu.memory_total_mib"], found["gpu.memory_others_mib"]
+    assert isinstance(total, Measurement)
+    assert isinstance(others, Measurement)
+    assert (total.value, others.value) == (24 * 1024, 3)
 
 
 def test_no_nvml_is_a_reason_for_every_metric(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -468,3 +468,45 @@ def test_live_readings_arrive_and_end(tmp_path: Path, monkeypatch: pytest.Monkey
     finally:
         live.close()
     assert live._process.poll() is not None
+
+
+def test_a_card_that_is_lost_while_it_is_sampled_is_not_touched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # field case 26: every further call is one that can crash
+    log = tmp_path / "calls"
+    trouble = (
+        f"open({str(log)!r}, 'a').write('x'); e = NVMLError('GPU is lost'); e.value = 15; raise e"
+    )
+    install(tmp_path, monkeypatch, bad=1, trouble=trouble)
+    live = LiveGpu(1, interval_seconds=0.01)
+    try:
+        assert live.wait_for_first(20.0)
+        assert live._process.wait(20.0) == 0  # it ends by itself
+        (reading,) = live.latest()
+    finally:
+        live.close()
+    assert reading.lost is not None
+    assert reading.lost.reason is Reason.LOST
+    assert log.read_text() == "x"
+
+
+def test_nvml_that_does_not_start_again_behind_a_bad_card_costs_the_rest_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # field cases 5 and 26: card 1 kills the process, and the next one hears "unknown error"
+    mark = tmp_path / "dead"
+    install(
+        tmp_path,
+        monkeypatch,
+        bad=1,
+        trouble=f"open({str(mark)!r}, 'w').close(); os.kill(os.getpid(), signal.SIGSEGV)",
+        at_init=f"\n    if os.path.exists({str(mark)!r}):\n"
+        "        e = NVMLError('Unknown Error'); e.value = 999; raise e",
+    )
+    report = read_gpus()
+    assert report.gap is None
+    assert [gpu.lost is None for gpu in report.gpus] == [True, False, False]
+    assert report.gpus[0].number("temperature_celsius") == 40
+    assert "signal 11" in gap(report.gpus[1], "name").detail
+    assert "999" in gap(report.gpus[2], "name").detail
