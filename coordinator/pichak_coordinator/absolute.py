@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pichak_coordinator.copy_findings import copy_findings
 from pichak_coordinator.gpu_findings import gpu_findings
 from pichak_coordinator.records import Finding, Row
 
@@ -120,4 +121,5 @@ _RULES: tuple[Rule, ...] = (
     _shared_gpu,
     _windows_driver,
     gpu_findings,
+    copy_findings,
 )

@@ -28,6 +28,7 @@ NAMES: dict[str, str] = {
 
 LEAST_SAMPLES = 7
 _WARM_UP_ROUNDS = 2
+TOGETHER_ROUNDS = 5
 #: Device events and wall clock agree within this share, or within what asking and waiting cost.
 _CLOCKS_AGREE, _CALL_SECONDS = 0.15, 200e-6
 
@@ -255,7 +256,7 @@ def time_together(
     every: Sequence[Buffers],
     direction: Literal["h2d", "d2h"],
     *,
-    rounds: int = 5,
+    rounds: int = TOGETHER_ROUNDS,
     copies: int = 4,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Together:

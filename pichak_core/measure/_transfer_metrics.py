@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pichak_core.devices.nvml import Gpu
 from pichak_core.measure import Metric
-from pichak_core.measure._copies import NAMES, Copies, Together
+from pichak_core.measure._copies import NAMES, TOGETHER_ROUNDS, Copies, Together
 from pichak_core.measure._suspect import reasons
 from pichak_core.measure._transfer_verdict import (
     Link,
@@ -86,7 +86,7 @@ def readings(
     sound = {path: made for path, made in found.large.items() if not doubt(made, link)}
     several = () if isinstance(together, Unmeasured) else together
     picture = picture_of(sound, link, several)
-    yield from _link_readings(picture)
+    yield from _link_readings(picture, len(found.large["h2d_pinned"].wall_seconds))
     yield _together_reading(together)
     said = sentences(picture)
     bad = [f"{NAMES.get(p, p)}: {d}" for p, c in found.large.items() if (d := doubt(c, link))]
@@ -113,7 +113,7 @@ def _rate(metric: Metric, made: Copies, source: str, link: Link) -> Measurement:
     )
 
 
-def _link_readings(picture: Picture) -> Iterable[Reading]:
+def _link_readings(picture: Picture, samples: int) -> Iterable[Reading]:
     link, share = picture.link, link_share(picture)
     if link.is_pcie and link.generation is None:
         reason = "NVML gives no link generation and width while copies run"
@@ -131,7 +131,7 @@ def _link_readings(picture: Picture) -> Iterable[Reading]:
         return
     ceiling = format_number(link.loaded_mb_s or 0)
     source = f"best pinned copy over the {ceiling} MB/s of {link.describe()}, before headers"
-    yield Measurement(SHARE.name, 100 * share, SHARE.unit, source)
+    yield Measurement(SHARE.name, 100 * share, SHARE.unit, source, samples=samples)
 
 
 def _together_reading(together: Sequence[Together] | Unmeasured) -> Reading:
@@ -143,7 +143,8 @@ def _together_reading(together: Sequence[Together] | Unmeasured) -> Reading:
         min(worst.ratios),
         "",
         f"pinned copies of all {len(worst.devices)} GPUs at once over each one's own, lowest card "
-        "and direction; medians",
+        f"and direction; medians of {TOGETHER_ROUNDS}",
+        samples=TOGETHER_ROUNDS,
         detail={
             found.direction: {
                 "devices": list(found.devices),

@@ -92,6 +92,7 @@ def readings(made: Copies, part: Part, clock_khz: float | None) -> Iterable[Read
         SHARE.unit,
         f"read and written bytes over {format_number(peak)} MB/s: two transfers a clock of "
         f"{(clock_khz or 0) / 1e3:,.0f} MHz over {part.bus_bits or 0:,.0f} bits",
+        samples=len(made.wall_seconds),
         suspect=suspect,
     )
 

@@ -217,7 +217,9 @@ def run(context: Context) -> Iterable[Reading]:
         "gradient_norms": dict(zip(SHAPES, first.norms, strict=True)),
     }
     if math.isfinite(first.loss):
-        yield Measurement(LOSS.name, first.loss, LOSS.unit, source, suspect=suspect, detail=detail)
+        yield Measurement(
+            LOSS.name, first.loss, LOSS.unit, source, samples=2, suspect=suspect, detail=detail
+        )
     else:
         yield Unmeasured(LOSS.name, Reason.FAILED, f"the step's loss is {first.loss}")
     yield Measurement(
@@ -225,6 +227,7 @@ def run(context: Context) -> Iterable[Reading]:
         first.digest,
         "",
         source,
+        samples=2,
         suspect=suspect,
         detail={**detail, "again": second.digest},
     )
@@ -235,6 +238,7 @@ def run(context: Context) -> Iterable[Reading]:
             "",
             f"loss and gradient norms against the same step in fp64; 1 is {LOSS_TOLERANCE:g} of "
             f"the loss or {NORM_TOLERANCE:g} of a norm (constants)",
+            samples=2,
             suspect=suspect,
         )
     else:

@@ -57,9 +57,9 @@ class LaunchTime:
 
     def describe(self) -> str:
         """One line for a page."""
-        what = "kernel launch" if self.device.startswith("cuda") else "operation dispatch"
+        what = "a kernel launch" if self.device.startswith("cuda") else "an operation dispatch"
         text = (
-            f"{self.median_us:.2f} us a {what} on {self.device} "
+            f"{self.median_us:.2f} us {what} on {self.device} "
             f"(p95 {self.p95_us:.2f}, p99 {self.p99_us:.2f}, {self.operations} operations)"
         )
         return f"{text} SUSPECT: {self.suspect}" if self.suspect else text

@@ -229,6 +229,10 @@ def _gpu(context: Context) -> Iterable[Reading]:
 
 
 def _ceiling(part: Part, metric: Metric) -> float | None:
+    import torch
+
+    if torch.version.hip:  # its capability numbers are other architectures'
+        return None
     kind: Kind = {GPU_TF32: "tf32", GPU_FP32: "fp32"}.get(metric, "half")  # type: ignore[assignment]
     return matmul_tflop_s(part.capability, part.multiprocessors, part.clock_khz, kind)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +24,7 @@ from pichak_core.measure._copies import (  # noqa: E402
     time_path,
     time_together,
 )
-from pichak_core.measure._mover import HostMover, fill, next_round  # noqa: E402
+from pichak_core.measure._mover import CudaMover, HostMover, fill, next_round  # noqa: E402
 from pichak_core.measure._sisters import others_idle  # noqa: E402
 from pichak_core.measure._transfer_metrics import METRICS, Measured, doubt, readings  # noqa: E402
 from pichak_core.measure._transfer_verdict import Link  # noqa: E402
@@ -330,3 +332,52 @@ def test_the_registered_run_with_a_gpu_in_its_place(monkeypatch: pytest.MonkeyPa
     assert isinstance(large, Measurement)
     assert large.detail["size_bytes"] == 2 * MIB  # an eighth of what is free on the card
     assert isinstance(made["gpu.link_share_percent"], Unmeasured)
+
+
+class FakeStream:
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+
+class FakeEvent:
+    """Records on a stream; 12.5 ms lie between any two."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.stream: Any = None
+
+    def record(self, stream: Any) -> None:
+        self.stream = stream
+
+    def elapsed_time(self, other: Any) -> float:
+        assert other.stream is self.stream
+        return 12.5  # milliseconds, as CUDA gives them
+
+
+def test_the_cuda_mover_keeps_its_lanes_apart_and_its_units_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[Any] = []
+
+    @contextlib.contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        entered.append(stream)
+        yield
+
+    waited: list[str] = []
+    fakes = {"Stream": FakeStream, "Event": FakeEvent, "stream": on, "synchronize": waited.append,
+             "empty_cache": lambda: waited.append("emptied")}  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    mover = CudaMover("cuda:1")
+    target, source = torch.zeros(4), torch.ones(4)
+    first = mover.mark(1)
+    mover.copy(target, source, lane=1)
+    second = mover.mark(1)
+    assert torch.equal(target, source)
+    assert entered == [first.stream]
+    assert mover.mark(0).stream is not first.stream
+    assert mover.seconds(first, second) == 0.0125
+    mover.wait()
+    mover.release()
+    assert waited == ["cuda:1", "emptied"]
