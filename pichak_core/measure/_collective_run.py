@@ -133,7 +133,9 @@ def _every_size(ring: Ring) -> tuple[list[Point], list[int], str]:
     for index, size in enumerate(ring.sizes):
         ring.progress(f"all-reduce of {size:,} bytes")
         left = ring.seconds - (time.monotonic() - started)
-        share = left / (len(ring.sizes) - index)
+        # The larger sizes get the most of the time: they say the most, and take the longest.
+        more = len(ring.sizes) - index - 1
+        share = left / (2 * more) if more else left
         # Rank 0 decides for all; a size whose few runs would not end in time is left out.
         go = _agreed(ring, float((_WARM_UP + _LEAST) * _guess(points, size) < left))
         if not go:
