@@ -18,11 +18,15 @@ from pichak_coordinator.net_jobs import NetNode, named
 from pichak_coordinator.net_run import NetRun
 from pichak_coordinator.netfinding import NetFinding
 from pichak_coordinator.store import Store
+from pichak_coordinator.target import Target
 from pichak_core.measure import Depth
 from pichak_core.measurement import Reason, Unmeasured
 
 #: What is all-reduced where nobody says how large the gradient is.
 DEFAULT_GRADIENT_BYTES = 64 * 2**20
+
+#: A profile tests every link of so many nodes (five rounds of about 9 s), and a ring of more.
+PROFILE_ALL_UP_TO = 6
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,34 @@ def start_agents(
             answered.append((node, {**hello, **place, "node_id": node.node_id}))
     names = store.record_nodes(run_id, [hello for _, hello in answered])
     return [(node, name) for (node, _), name in zip(answered, names, strict=True)], gaps
+
+
+def network_of_profile(
+    wanted: bool | None,
+    only: Sequence[str],
+    cluster: Cluster,
+    dispatcher: Dispatcher,
+    store: Store,
+    run_id: str,
+    targets: Sequence[Target],
+    say: Callable[[str], None],
+) -> NetReport | None:
+    """The network test at the end of a profile, over the nodes whose agents answered; None where
+    there is none.
+
+    Without a wish (`wanted` None) it is run when there are two machines or more, with addresses of
+    their own, and no choice of measurements left it out; then all links of up to
+    `PROFILE_ALL_UP_TO` nodes are tested, and a ring of more.
+    """
+    nodes = {t.node.node_id: (t.node, t.identity) for t in targets if t.hello}
+    addresses = {node.address for node, _ in nodes.values()}
+    if wanted is None:
+        wanted = len(addresses) == len(nodes) and (not only or "network" in only)
+    if not wanted or len(nodes) < 2:
+        return None
+    pairs: Pairs = "all" if len(nodes) <= PROFILE_ALL_UP_TO else "ring"
+    request = NetRequest(pairs=pairs)
+    return run_network(request, cluster, dispatcher, store, run_id, list(nodes.values()), say)
 
 
 def _collective(request: NetRequest, cluster: Cluster, desk: Desk, run: NetRun) -> Collective:

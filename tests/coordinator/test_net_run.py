@@ -12,7 +12,7 @@ import pytest
 
 from pichak_agent.child_jobs import JOBS
 from pichak_agent.messages import Job, Outcome, encode
-from pichak_coordinator import net_jobs, net_run
+from pichak_coordinator import fleet_network, net_jobs, net_run
 from pichak_coordinator.cluster import ClusterNode
 from pichak_coordinator.dispatch import Ended
 from pichak_coordinator.fleet_network import NetRequest, run_network
@@ -21,6 +21,7 @@ from pichak_coordinator.net_desk import Desk, Finished
 from pichak_coordinator.net_jobs import NetNode, named, port_in, without_secrets
 from pichak_coordinator.net_run import NetRun
 from pichak_coordinator.store import Store
+from pichak_coordinator.target import Target
 from pichak_core.measure import _net_link
 from pichak_core.measurement import Measurement, Unmeasured
 
@@ -384,3 +385,52 @@ def test_what_is_kept_of_a_job_has_no_secret() -> None:
         assert node.key.hex() not in kept
         assert "token" not in kept
     assert "key=" not in repr(node)
+
+
+# -- at the end of a profile ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "only", "addresses", "pairs"),
+    [
+        (None, (), ["1", "2"], "all"),
+        (None, (), ["1"], None),
+        (None, (), ["1", "1"], None),  # raylets of one machine: its loopback is no network
+        (True, (), ["1", "1"], "all"),
+        (True, (), ["1"], None),
+        (False, (), ["1", "2"], None),
+        (None, ("cpu",), ["1", "2"], None),
+        (None, ("cpu", "network"), ["1", "2"], "all"),
+        (None, (), list("1234567"), "ring"),
+    ],
+)
+def test_a_profile_tests_the_network_where_there_is_one(
+    wanted: bool | None,
+    only: tuple[str, ...],
+    addresses: list[str],
+    pairs: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def noted(request: NetRequest, *rest: Any) -> str:
+        asked.append((request.pairs, len(rest[4])))
+        return "a report"
+
+    monkeypatch.setattr(fleet_network, "run_network", noted)
+    targets = [
+        Target(i, ClusterNode(f"n{i}", "h", address, True, 1.0, 0, False), f"m{i}", {"a": 1}, "cpu")
+        for i, address in enumerate(addresses)
+    ]
+    # One GPU more of a node is no further node, and a node without an agent is none.
+    targets += [replace_number(targets[0]), Target(9, targets[0].node, "m", {}, "cpu")]
+    nothing: Any = None
+    made = fleet_network.network_of_profile(
+        wanted, only, nothing, nothing, nothing, "run", targets, lambda _: None
+    )
+    assert (made is None) == (pairs is None)
+    assert asked == ([(pairs, len(addresses))] if pairs else [])
+
+
+def replace_number(target: Target) -> Target:
+    return Target(8, target.node, target.identity, target.hello, "cuda:1")

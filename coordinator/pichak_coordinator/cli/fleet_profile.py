@@ -33,6 +33,7 @@ from pichak_coordinator.cli.options import (
 from pichak_coordinator.cli.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
+    from pichak_coordinator.fleet_network import NetReport
     from pichak_coordinator.records import Row
     from pichak_coordinator.request import ProfileRequest
     from pichak_coordinator.store import Store
@@ -69,6 +70,11 @@ if TYPE_CHECKING:
     "--only", multiple=True, metavar="NAME", help="Take only this measurement; may be repeated."
 )
 @click.option(
+    "--network/--no-network",
+    default=None,
+    help="Test the links between the nodes too [default: when there are two machines or more].",
+)
+@click.option(
     "--deadline",
     "deadlines",
     multiple=True,
@@ -85,6 +91,7 @@ def profile(
     *,
     address: str | None,
     insecure: bool,
+    network: bool | None,
     deadlines: Sequence[str],
     sort: str,
     strict: bool,
@@ -107,12 +114,12 @@ def profile(
         store = stack.enter_context(open_store(store_path))
         run = store.begin_run("fleet profile", request.settings())
         try:
-            interrupted, timing = _measure(request, store, run, address, insecure)
+            interrupted, timing, links = _measure(request, store, run, address, insecure, network)
         finally:
             store.finish_run(run)
         _judge(store, run)
         rows = store.rows_of(run)
-        _present(store, run, rows, sort, as_json, timing)
+        _present(store, run, rows, sort, as_json, timing, links)
     if interrupted:
         click.echo("pichak: interrupted; what was measured is kept", err=True)
         return EXIT_INTERRUPTED
@@ -155,10 +162,12 @@ def _measure(
     run: str,
     address: str | None,
     insecure: bool,
-) -> tuple[bool, dict[str, float]]:
-    """Join the cluster, run the profile, leave; (interrupted, seconds by what they went to)."""
+    network: bool | None,
+) -> tuple[bool, dict[str, float], NetReport | None]:
+    """Join the cluster, run the profile, leave; (interrupted, seconds by what they went to, links)."""
     from pichak_coordinator.cluster import Cluster, ClusterError
     from pichak_coordinator.dispatch import Dispatcher
+    from pichak_coordinator.fleet_network import network_of_profile
     from pichak_coordinator.profile import Profiler
 
     started = time.monotonic()
@@ -175,12 +184,19 @@ def _measure(
             progress.say(f"{where}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}")
             if not nodes:
                 raise NothingMeasuredError(f"{where} has no living node (`ray status` shows why)")
-            profiler = Profiler(
-                request, cluster, Dispatcher(cluster), store, _Watcher(progress), run
-            )
-            profiler.run(nodes)
-    total = time.monotonic() - started
-    return profiler.interrupted, {"total": total, "measuring": profiler.courier.busy_seconds}
+            dispatcher = Dispatcher(cluster)
+            profiler = Profiler(request, cluster, dispatcher, store, _Watcher(progress), run)
+            targets = profiler.run(nodes)
+            links, began = None, time.monotonic()
+            if not profiler.interrupted:
+                links = network_of_profile(
+                    *(network, request.only, cluster, dispatcher, store, run, targets),
+                    progress.say,
+                )
+            measuring = profiler.courier.busy_seconds
+            measuring += time.monotonic() - began if links else 0.0
+    interrupted = profiler.interrupted or bool(links and links.interrupted)
+    return interrupted, {"total": time.monotonic() - started, "measuring": measuring}, links
 
 
 class _Watcher:
@@ -212,14 +228,21 @@ def _present(
     sort: str,
     as_json: bool,
     timing: Mapping[str, float],
+    links: NetReport | None,
 ) -> None:
     from pichak_coordinator.cli.run_view import print_run, run_as_dict
 
     if as_json:
-        print_json(run_as_dict(store, run, rows, sort))
+        record = run_as_dict(store, run, rows, sort)
+        print_json({**record, "network": links.as_dict() if links else None})
         return
     console = out()
     print_run(store, run, rows, sort, console, plans=True)
+    if links is not None:
+        from pichak_coordinator.cli.net_view import show_network
+
+        console.print()
+        show_network(links, console)
     rest = timing["total"] - timing["measuring"]
     console.print(
         f"took {timing['total']:.0f} s, of which {rest:.0f} s was not measuring; kept as {run} in "
