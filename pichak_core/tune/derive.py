@@ -14,6 +14,7 @@ from pichak_core.tune.ramp import DEFAULT_HEADROOM
 
 if TYPE_CHECKING:
     from pichak_core.devices import Backend
+    from pichak_core.tune.ramp_result import RampResult
 
 #: What each argument would have given, for the note that a plan without it carries.
 _UNLOCKS = {
@@ -41,6 +42,7 @@ def derive(
     full_finetune: bool = False,
     sample: int | None = 512,
     limit: int = 512,
+    step_seconds: float | None = None,
     backend: Backend | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -51,6 +53,8 @@ def derive(
     `grad_fn(i)` one forward+backward on fresh real rows, returning (gradients, scored tokens);
     `named_weights` the *trained* tensors; `adapter_shapes` the (out, in) of each adapted matrix.
     `device` is ``cuda:N`` or ``cpu``. `target_tokens` is used where no noise scale was measured.
+    The ramp tries sizes up to `limit` rows (and those of `data`) and, with `step_seconds`, leaves
+    out those whose step may take longer: on a CPU nothing else may end it for minutes.
 
     Ctrl-C returns the plan with what has been measured until then. Raises `CorpusError` for a
     `data` file that cannot be read, `ValueError` for arguments that make no sense, and whatever
@@ -67,12 +71,20 @@ def derive(
     for name, value in given.items():
         if value is None:
             plan.note(_UNLOCKS[name])
+    ramp: RampResult | None = None
     try:
         if data is not None:
             parts.corpus(plan, data, tokenizer, sample=sample, quantile=seq_quantile, say=say)
         if step_fn is not None:
-            parts.ramp(
-                plan, step_fn, backend=backend, headroom=headroom, limit=limit, on_progress=say
+            ramp = parts.ramp(
+                plan,
+                step_fn,
+                backend=backend,
+                headroom=headroom,
+                limit=limit,
+                rows=int(plan.rows_total) if "rows_total" in plan else None,
+                step_seconds_limit=step_seconds,
+                on_progress=say,
             )
         if grad_fn is not None:
             parts.noise(plan, grad_fn, k=noise_k, say=say)
@@ -81,7 +93,7 @@ def derive(
         parts.batch(plan, fallback=target_tokens)
         parts.learning_rate(plan, full_finetune=full_finetune)
         if adapter_shapes is not None:
-            parts.rank(plan, adapter_shapes)
+            parts.rank(plan, adapter_shapes, ramp_result=ramp)
     except KeyboardInterrupt:
         plan.note("interrupted: what follows in the order of derivation was not measured")
     return plan

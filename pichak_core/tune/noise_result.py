@@ -128,6 +128,8 @@ def sentence(made: NoiseScale, freedom: float | None) -> str:
         text += f"; coarse: T is {made.tokens / made.b_noise_tokens:.2g} × B_noise, not 2 ×"
     if made.design_effect is not None:
         text += f"; design effect {n(made.design_effect)}"
+        if made.design_effect == 1.0:
+            text += " (every micro-batch scored equally many tokens, so it could not differ)"
     return text
 
 

@@ -33,6 +33,10 @@ _LIMIT_OF: dict[Verdict, LimitedBy] = {
 }
 
 
+#: Times its size up to which a step's pace is taken for that of a larger one (a constant).
+FAR = 4
+
+
 @dataclass(frozen=True)
 class Steady:
     """Consecutive steps at one size: the peak over them in bytes, and their seconds."""
@@ -157,7 +161,10 @@ class Ramp:
             self._time_again(low)
             longest = int(self.step_seconds_limit / self.judge.rates[low])
         self.out_of_time = size > longest and longest <= low
-        return None if self.out_of_time else min(size, longest)
+        if self.out_of_time:
+            return None
+        # A small size's pace says little of one many times its own (its tensors fit the caches).
+        return min(size, longest, max(FAR * low, longest // FAR))
 
     def _time_again(self, rows: int) -> None:
         """The faster of this size's first timing and another one, unwatched where that slows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,52 @@ def test_a_loss_that_is_no_number_is_told(factor: float, told: bool) -> None:
     plan = derive(step_fn=step, device="cpu", backend=backend, limit=2)
     assert plan.micro_batch_max == 2
     assert any("NaN or infinite" in note for note in plan.notes) is told
+
+
+def test_the_rank_is_the_largest_that_fits_beside_the_kept_batch() -> None:
+    """10 rows leave 20 MiB; 16 bytes a rank and unit of Σ(in + out) = 50,000 make rank 16 fit
+    (12.8 MB) and 32 not (25.6 MB)."""
+    backend = device(12)
+    plan = derive(
+        step_fn=FakeStep(backend),
+        adapter_shapes=[(20_000, 5_000), (5_000, 20_000)],
+        device="cpu",
+        headroom=0.0,
+        limit=10,
+        backend=backend,
+    )
+    assert plan.micro_batch_max == 10
+    assert plan.lora_rank == 16
+
+
+def test_a_ramp_ends_at_the_rows_of_the_data(corpus: Path) -> None:
+    backend = device(400)
+    plan = derive(
+        data=corpus,
+        tokenizer="bytes",
+        step_fn=FakeStep(backend),
+        device="cpu",
+        headroom=0.0,
+        backend=backend,
+    )
+    assert plan.micro_batch_max == 300
+    assert "no more rows" in plan.why("micro_batch_max")
+
+
+def test_a_ramp_leaves_out_steps_that_take_too_long() -> None:
+    backend = device(400)
+    ran: list[int] = []
+
+    def step(b: int) -> None:
+        ran.append(b)
+        FakeStep(backend)(b)
+        time.sleep(0.02 * b)
+
+    plan = derive(step_fn=step, device="cpu", headroom=0.0, step_seconds=0.11, backend=backend)
+    # 6 rows sleep for 0.12 s at least.
+    assert max(ran) <= 5
+    assert plan.micro_batch_max <= 5
+    assert "longer than allowed" in plan.why("micro_batch_max")
 
 
 # -- a fleet's jobs -------------------------------------------------------------------------------
