@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from pichak_coordinator.interrupts import held_back
+
 #: Actors and their names live here, so that a second run finds the agents of the first.
 NAMESPACE = "pichak"
 
@@ -144,7 +146,12 @@ class Cluster:
         else:
             options["address"] = self.address
         try:
-            ray.init(**options)
+            # Interrupted half-way, Ray would leave its processes behind for about a minute.
+            with held_back():
+                ray.init(**options)
+        except KeyboardInterrupt:
+            ray.shutdown()
+            raise
         except (ConnectionError, ValueError, RuntimeError, OSError, AssertionError) as error:
             with contextlib.suppress(Exception):
                 ray.shutdown()

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +74,44 @@ def test_a_node_as_ray_describes_it() -> None:
     assert node == ClusterNode("ab", "box", "10.0.0.2", False, 8.0, 2, True, "health check failed")
     bare = ClusterNode.from_ray({"NodeID": "cd", "Alive": True})
     assert (bare.cpus, bare.gpus, bare.is_head, bare.host) == (0.0, 0, False, "")
+
+
+def marked(mark: str) -> list[str]:
+    """Processes that were started with `mark` in their variables."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (place / "environ").read_bytes():
+                found.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80])
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("seconds", [1.0, 4.0])
+def test_ctrl_c_while_a_local_ray_starts_leaves_no_process(seconds: float) -> None:
+    mark = uuid.uuid4().hex
+    code = (
+        "import ray; print('ready', flush=True)\n"
+        "from pichak_coordinator.cluster import Cluster\n"
+        "try:\n"
+        "    Cluster('').close()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TEST_MARK": mark, "RAY_ADDRESS": ""},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "interrupted" in out
+    end = time.monotonic() + 15
+    while (left := marked(mark)) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not left
