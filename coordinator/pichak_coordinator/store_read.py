@@ -27,6 +27,7 @@ _FINDING = "code, severity, sentence, evidence_json, state, confidence, metric"
 #: How many of a metric's latest readings a node is judged by.
 HISTORY_VALUES = 50
 #: How two runs are ordered: by when they began, and by when they were stored where that is equal.
+_SAME_KIND = "(command = 'net') = (SELECT command = 'net' FROM runs WHERE run = ?)"
 _BEFORE = "(started_unix, seq) < (SELECT started_unix, seq FROM runs WHERE run = ?)"
 
 
@@ -56,14 +57,19 @@ class Reader:
         return next(iter(self.runs(1)), None)
 
     def previous_run(self, run: str, node: str | None = None) -> Run | None:
-        """The run before `run`; with `node`, the last one before it that measured that node."""
+        """The run before `run`; with `node`, the last one before it that measured that node.
+
+        A network test is followed by a network test, and a profile by a profile: they measure
+        different things.
+        """
         measured = (
             "AND EXISTS (SELECT 1 FROM jobs JOIN outcomes USING (job_id) "
             "WHERE jobs.run = runs.run AND jobs.node = ?)"
         )
         found = self._all(
-            f"SELECT {_RUN} FROM runs WHERE {_BEFORE} {measured if node else ''} "
-            "ORDER BY started_unix DESC, seq DESC LIMIT 1",
+            f"SELECT {_RUN} FROM runs WHERE {_BEFORE} AND {_SAME_KIND} "
+            f"{measured if node else ''} ORDER BY started_unix DESC, seq DESC LIMIT 1",
+            run,
             run,
             *([node] if node else []),
         )

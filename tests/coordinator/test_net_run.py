@@ -434,3 +434,15 @@ def test_a_profile_tests_the_network_where_there_is_one(
 
 def replace_number(target: Target) -> Target:
     return Target(8, target.node, target.identity, target.hello, "cuda:1")
+
+
+def test_a_network_test_comes_not_between_two_profiles(store: Store) -> None:
+    first, net = store.begin_run("fleet profile"), store.begin_run("net")
+    second, again = store.begin_run("fleet profile"), store.begin_run("net")
+    before = {run: store.previous_run(run) for run in (first, net, second, again)}
+    assert {run: found.run if found else None for run, found in before.items()} == {
+        first: None,
+        net: None,
+        second: first,
+        again: net,
+    }

@@ -67,7 +67,8 @@ def _choose(runs: Sequence[Run], name: str) -> str:
     if not ids:
         raise UserError("no run is stored yet; `pichak fleet profile` makes one")
     if not name:
-        return ids[0]
+        # A network test compares links, not machines.
+        return next((run.run for run in runs if run.command != "net"), ids[0])
     matches = [run for run in ids if run == name or run.startswith(name)]
     if len(matches) != 1:
         found = f"{len(matches)} runs begin with" if matches else "there is no run"

@@ -164,7 +164,7 @@ def _measure(
     insecure: bool,
     network: bool | None,
 ) -> tuple[bool, dict[str, float], NetReport | None]:
-    """Join the cluster, run the profile, leave; (interrupted, seconds by what they went to, links)."""
+    """Join the cluster, profile it, leave; (interrupted, seconds by what they went to, links)."""
     from pichak_coordinator.cluster import Cluster, ClusterError
     from pichak_coordinator.dispatch import Dispatcher
     from pichak_coordinator.fleet_network import network_of_profile
