@@ -112,7 +112,7 @@ def run_network(
         for ended in dispatcher.cancel_all():
             desk.record(ended)
     report.matrix, report.findings = run.matrix, run.findings
-    report.not_repeated, report.gaps = run.not_repeated, run.gaps
+    report.not_repeated, report.gaps = run.not_repeated, [*_one_machine(run.nodes), *run.gaps]
     if report.collective is not None:
         report.gaps += report.collective.gaps
     _keep_findings(store, run_id, run.nodes, run.findings)
@@ -137,6 +137,19 @@ def start_agents(
             answered.append((node, {**hello, **place, "node_id": node.node_id}))
     names = store.record_nodes(run_id, [hello for _, hello in answered])
     return [(node, name) for (node, _), name in zip(answered, names, strict=True)], gaps
+
+
+def _one_machine(nodes: Sequence[NetNode]) -> list[str]:
+    """A sentence for each address that several nodes have: no wire lies between them."""
+    by_address: dict[str, list[str]] = {}
+    for node in nodes:
+        by_address.setdefault(node.node.address, []).append(node.name)
+    return [
+        f"{', '.join(names)} share the address {address}: the links between them are a machine's "
+        "loopback and not a network"
+        for address, names in by_address.items()
+        if len(names) > 1
+    ]
 
 
 def network_of_profile(

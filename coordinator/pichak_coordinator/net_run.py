@@ -51,6 +51,8 @@ class NetRun:
             self._listen()
             self._reach(self.nodes)
             rounds = schedule([node.name for node in self._alive()], self.pairs)
+            for pair in (pair for pairs in rounds for pair in pairs):
+                self.matrix = self.matrix.with_gap(*pair, Reason.FAILED, _NOT_YET)
             self._test(rounds)
             self._look_again()
         finally:
@@ -228,6 +230,7 @@ class NetRun:
                 (self.findings if groups else self.not_repeated).append(each)
 
 
+_NOT_YET = "the test ended before it was its turn"
 #: Says how the fleet lies and accuses nobody; it is not looked at again.
 _NOT_RETRIED = "network_groups"
 #: What metrics about opening connections end with.

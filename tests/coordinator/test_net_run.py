@@ -170,7 +170,11 @@ def test_no_secret_reaches_the_store(store: Store) -> None:
     assert not [secret for secret in secrets if secret.encode() in kept]
 
 
-def test_no_node_is_in_two_tests_at_once_and_tokens_are_never_used_twice(store: Store) -> None:
+def test_no_node_is_in_two_tests_at_once_and_tokens_are_never_used_twice(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without the second look, which goes where a busy machine happens to be slow.
+    monkeypatch.setattr(net_run, "judge_links", lambda _: [])
     busy: set[str] = set()
     overlaps: list[str] = []
     lock = threading.Lock()
@@ -197,7 +201,7 @@ def test_no_node_is_in_two_tests_at_once_and_tokens_are_never_used_twice(store: 
     run.run()
     assert overlaps == []
     sessions = [job.params["session"] for _, job in threads.sent if job.kind == "net_link"]
-    assert len(sessions) >= 10
+    assert len(sessions) == 10
     assert len(set(sessions)) == len(sessions)
 
 
@@ -446,3 +450,36 @@ def test_a_network_test_comes_not_between_two_profiles(store: Store) -> None:
         second: first,
         again: net,
     }
+
+
+def test_nodes_of_one_machine_are_told_that_no_wire_lies_between_them(store: Store) -> None:
+    nodes = cluster_nodes(2)
+    request = NetRequest(collective=False)
+    nothing: Any = None
+    threads: Any = Threads()
+    report = run_network(request, nothing, threads, store, begun(store, 2), nodes, lambda _: None)
+    assert "host0, host1 share the address 127.0.0.1" in report.gaps[0]
+
+
+def test_what_an_interruption_left_out_is_a_gap_and_not_a_choice(store: Store) -> None:
+    """Ctrl-C in the first round: its links and the later ones say so, the reach stays known."""
+    threads, run_id = Threads(), begun(store, 3)
+    submit = threads.submit
+
+    def interrupted(node_id: str, job: Job) -> None:
+        if job.kind == "net_link":
+            raise KeyboardInterrupt
+        submit(node_id, job)
+
+    threads.submit = interrupted  # type: ignore[method-assign]
+    dispatcher: Any = threads
+    nothing: Any = None
+    report = run_network(
+        NetRequest(), nothing, dispatcher, store, run_id, cluster_nodes(3), lambda _: None
+    )
+    assert report.interrupted
+    assert report.measured
+    assert len(report.matrix.reach) == 6
+    assert report.matrix.skipped() == []
+    for link in report.as_dict()["links"]:
+        assert "before it was its turn" in link["rtt_ms"]["detail"]

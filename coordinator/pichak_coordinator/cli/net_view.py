@@ -30,7 +30,6 @@ def show_network(report: NetReport, console: Console) -> None:
         _matrix(console, matrix)
     else:
         _list(console, matrix)
-    _say(console, "")
     _findings(console, report)
     _collective(console, report)
     skipped = len(matrix.skipped())
@@ -51,7 +50,8 @@ def _matrix(console: Console, matrix: LinkMatrix) -> None:
         ("MB/s, from the row's node to the column's", _rate_cell),
         ("round trip in ms, median (95 % within)", _rtt_cell),
     ):
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        _say(console, title)
+        table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("")
         for name in matrix.nodes:
             table.add_column(Text(_short(name)), justify="right", no_wrap=True)
@@ -95,12 +95,8 @@ def _list(console: Console, matrix: LinkMatrix) -> None:
     rates: Mapping[Pair, float] = {
         way: rate for way, reading in matrix.rate.items() if (rate := number(reading)) is not None
     }
-    table = Table(
-        title=f"the slowest {min(_LISTED, len(rates))} of {len(rates)} measured directions",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    _say(console, f"the slowest {min(_LISTED, len(rates))} of {len(rates)} measured directions")
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("from", "to", "MB/s", "round trip ms"):
         table.add_column(heading, justify="left" if heading in ("from", "to") else "right")
     for (source, target), rate in sorted(rates.items(), key=lambda item: item[1])[:_LISTED]:
@@ -111,6 +107,7 @@ def _list(console: Console, matrix: LinkMatrix) -> None:
             _rtt_cell(matrix, source, target),
         )
     console.print(table)
+    _say(console, "")
 
 
 def _findings(console: Console, report: NetReport) -> None:
@@ -146,7 +143,8 @@ def _collective(console: Console, report: NetReport) -> None:
         return
     from rich.table import Table
 
-    table = Table(title=names, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    _say(console, names)
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("bytes", "ms", "±", "algorithm MB/s", "bus MB/s", "n"):
         table.add_column(heading, justify="right")
     ranks = len(made.nodes)
@@ -161,7 +159,7 @@ def _collective(console: Console, report: NetReport) -> None:
             str(point.samples),
         )
     console.print(table)
-    _say(console, f"bus = algorithm × 2(n − 1)/n; {made.reading.source}")
+    _say(console, made.reading.source)
     if made.reading.suspect:
         _say(console, f"SUSPECT: {made.reading.suspect}")
     predicted = made.gradient_seconds(report.gradient_bytes)
