@@ -250,5 +250,8 @@ def test_readings_of_the_gpu_can_be_seen_while_the_block_runs_and_are_not_lost()
         live.arrived = [Gpu(0, {"pcie_generation": 3})]
     assert window.found["gpu.pcie_generation"] == 4
     assert len(conditions.gpu_readings()) == 2
+    with conditions.during() as window:  # the next block begins with nothing
+        assert conditions.gpu_readings() == []
+    assert window.found.get("gpu.pcie_generation") is None
     assert loaded_gpu(Context()) == []
     conditions.close()

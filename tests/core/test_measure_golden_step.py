@@ -302,6 +302,16 @@ def test_forty_flips_in_weights_are_all_found(bits: range) -> None:
         assert disagreement(good, flipped, same_class=True), (name, place, bit)
 
 
+def test_a_flip_below_every_rounding_shows_in_the_weight_itself() -> None:
+    weights = {name: w.clone() for name, w in _WEIGHTS.items()}
+    flat = weights["logits"].flatten()
+    flat.view(torch.int32)[int(flat.abs().argmin())] ^= 1
+    weights["logits"] = flat.view(SHAPES["logits"])
+    good, flipped = golden_step("cpu", _WEIGHTS), golden_step("cpu", weights)
+    assert (flipped.loss, flipped.norms) == (good.loss, good.norms)  # nothing that it feeds moved
+    assert flipped.digest != good.digest
+
+
 @pytest.mark.parametrize("phase", ["activation", "gradient"])
 def test_flips_in_the_step_are_found_but_where_rounding_hides_them(
     phase: str, monkeypatch: pytest.MonkeyPatch
