@@ -75,7 +75,7 @@ class Progress:
         for line in lines:
             if self._phases.get(line.label) != line.phase:
                 self._phases[line.label] = line.phase
-                self.say(f"{line.label}: {line.phase}" + (f" ({line.text})" if line.text else ""))
+                self.say(f"{line.label}: {line.phase}" + (f": {line.text}" if line.text else ""))
 
     def _table(self, lines: Sequence[ProgressLine]) -> Table:
         from rich.table import Table

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from pichak_core.plan import CONSTANT, Plan, Scalar, format_number
+from pichak_core.tune.ramp_story import rows_text
 
 COMPLETION_ONLY = "completion_only"
 LOSS_POLICIES = (COMPLETION_ONLY, "all_tokens")
@@ -115,8 +116,8 @@ class PlanNumbers:
         if "micro_batch" in self.plan and "grad_accum" in self.plan:
             micro, accum = int(self.number("micro_batch")), int(self.number("grad_accum"))
             told.append(
-                f"One optimizer step on one GPU: {micro} rows × {accum} accumulated = "
-                f"{micro * accum} rows. With N GPUs it holds N times as many; divide the "
+                f"One optimizer step on one GPU: {rows_text(micro)} × {accum} accumulated = "
+                f"{rows_text(micro * accum)}. With N GPUs it holds N times as many; divide the "
                 "accumulation by N to keep it."
             )
         for name, label in (
