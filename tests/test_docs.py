@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -60,6 +62,17 @@ def test_every_finding_code_has_its_line() -> None:
     used |= set(gpu_findings.STATES)
     assert used
     assert used == documented
+
+
+def test_the_page_of_measurements_is_that_of_the_registry() -> None:
+    written = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "list_measurements.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    page = (ROOT / "docs" / "MEASUREMENTS.md").read_text(encoding="utf-8")
+    assert page == written, "python scripts/list_measurements.py > docs/MEASUREMENTS.md"
 
 
 @pytest.mark.parametrize("name", ["", *sorted(app.list_commands(click.Context(app)))])
