@@ -12,7 +12,7 @@ from typing import Any
 
 from pichak_agent.child_jobs import Partial, Progress, RefusedError
 from pichak_core.measure._net_client import LinkClient
-from pichak_core.measure._net_link import PLANS, measure_link, unmeasured
+from pichak_core.measure._net_link import PLANS, measure_link, mirrored, unmeasured
 from pichak_core.measure._net_server import Listener
 from pichak_core.measure._net_wire import CONNECT_SECONDS, LinkError, StrangerError
 from pichak_core.measurement import Fingerprint, Reason
@@ -29,20 +29,29 @@ def listen_job(
     when nobody has come for `idle_seconds`.
 
     The progress line "listening on port N" tells the port that the system chose. The result is
-    ``{"listener": {"address", "port", "is_local", "served", "refused"}}``.
+    ``{"listener": {"address", "port", "is_local", "served", "refused"}, "fingerprint"}``: the links
+    that others measured with this machine, as this end has them.
     """
     _check(params, _LISTEN)
-    listener = Listener(params["address"], bytes.fromhex(params["key"]))
+    found = Fingerprint()
+
+    def take(peer: Any, readings: Any) -> None:
+        # What is no reading raises, which ends that client's session and nothing else.
+        for reading in mirrored(str(peer), dict(readings)):
+            found.add(reading)
+
+    listener = Listener(params["address"], bytes.fromhex(params["key"]), on_told=take)
 
     def told() -> dict[str, Any]:
         return {
+            "fingerprint": found.to_dict(),
             "listener": {
                 "address": listener.address,
                 "port": listener.port,
                 "is_local": listener.is_local,
                 "served": listener.served,
                 "refused": listener.refused,
-            }
+            },
         }
 
     try:
@@ -93,9 +102,10 @@ def _reach(peer: Mapping[str, Any]) -> dict[str, Any]:
 def link_job(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> dict[str, Any]:
     """Measure the link to `peer`: ``{"fingerprint": readings named network.PEER.*, "place": …}``.
 
-    A link that fails half-way keeps what was measured before.
+    A link that fails half-way keeps what was measured before. `own` is what this machine is called;
+    the other end hears the readings under that name.
     """
-    _check({k: v for k, v in params.items() if k != "depth"}, _PEER)
+    _check({k: v for k, v in params.items() if k != "depth"}, {**_PEER, "own": str})
     plan = PLANS.get(params.get("depth", "quick"))
     if plan is None:
         raise RefusedError(f"depth is {params['depth']!r}, not 'quick' or 'full'")
@@ -109,6 +119,7 @@ def link_job(params: Mapping[str, Any], *, progress: Progress, partial: Partial)
             for reading in measure_link(link, prefix, plan, progress=progress):
                 found.add(reading)
                 partial({"fingerprint": found.to_dict(), "place": place})
+            link.tell(params["own"], found.to_dict())
     except TimeoutError:
         why = "the other end stopped answering"
     except (LinkError, OSError) as error:

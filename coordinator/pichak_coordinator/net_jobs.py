@@ -87,9 +87,9 @@ def reach_job(job_id: str, peers: Sequence[NetNode]) -> Job:
     return Job(job_id, 1, "net_reach", params, REACH_SECONDS, lock="")
 
 
-def link_job(job_id: str, server: NetNode, depth: Depth) -> Job:
-    """Measure the link to `server`."""
-    params = {**server.door(), "depth": depth}
+def link_job(job_id: str, client: NetNode, server: NetNode, depth: Depth) -> Job:
+    """Measure the link from `client` to `server`."""
+    params = {**server.door(), "own": client.metric_name, "depth": depth}
     limit = PLANS[depth].seconds + SLACK_SECONDS
     return Job(job_id, 1, "net_link", params, limit, lock=MACHINE_LOCK)
 

@@ -160,7 +160,7 @@ class NetRun:
                     self.matrix = self.matrix.with_gap(*pair, reason, why)
                     continue
                 client, server = self._named(way[0]), self._named(way[1])
-                job = net_jobs.link_job(self.desk.job_id("link"), server, self.depth)
+                job = net_jobs.link_job(self.desk.job_id("link"), client, server, self.depth)
                 self.desk.submit(client, job)
                 jobs[job.job_id], ways[job.job_id] = client, way
             if not jobs:

@@ -107,6 +107,7 @@ class LinkClient:
         self._connect_seconds = connect_seconds
         self._clock = clock
         self._next = CONTROL
+        self._told: dict[str, Any] = {}
         begun = clock()
         self._control = self._open()
         self.connect_ms = 1e3 * (clock() - begun)
@@ -122,11 +123,15 @@ class LinkClient:
     ) -> None:
         try:
             if error is None:
-                send_message(self._control, {"op": "end"})
+                send_message(self._control, {"op": "end", **self._told})
         except OSError:
             pass
         finally:
             self._control.close()
+
+    def tell(self, own_name: str, readings: Mapping[str, Any]) -> None:
+        """What the listener hears at the end: who measured it, and what (`mirrored` turns it)."""
+        self._told = {"peer": own_name, "readings": dict(readings)}
 
     def place(self) -> Place:
         """Through which addresses the connection goes."""

@@ -6,7 +6,8 @@ a quarter of that rate: a full link drops segments by design, one that is not fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,14 @@ from pichak_core.measure._net_interfaces import Interface, interface_of
 from pichak_core.measure._net_tcp import loss_of
 from pichak_core.measure._net_wire import LinkError
 from pichak_core.measure._sampling import percentile
-from pichak_core.measurement import Measurement, Reading, Reason, Unmeasured, median_and_spread
+from pichak_core.measurement import (
+    Measurement,
+    Reading,
+    Reason,
+    Unmeasured,
+    median_and_spread,
+    reading_from_dict,
+)
 
 #: The parts of a link's name, after ``network.PEER.``.
 RTT, SEND, RECEIVE = "rtt_ms", "send_mb_s", "receive_mb_s"
@@ -179,9 +187,33 @@ def _loss(flow: Flow, name: str, pace: float) -> Reading:
     )
 
 
+#: A link's part as its other end calls it.
+_MIRRORED = {
+    RTT: RTT,
+    SEND: RECEIVE,
+    RECEIVE: SEND,
+    SEND_LOSS: RECEIVE_LOSS,
+    RECEIVE_LOSS: SEND_LOSS,
+}
+
+
+def mirrored(peer: str, readings: Mapping[str, Any]) -> list[Reading]:
+    """A link's readings as the listening end has them, from those of the client `peer`: what that
+    one sent was received here. `ValueError` for what are no readings of a link."""
+    if len(readings) > len(PARTS) or not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", peer):
+        raise ValueError("not the readings of a link")
+    made: list[Reading] = []
+    for name, record in readings.items():
+        part = _MIRRORED.get(name.rpartition(".")[2])
+        if part is None:
+            raise ValueError(f"{name[:60]!r} is no reading of a link")
+        made.append(reading_from_dict(f"network.{peer}.{part}", record))
+    return made
+
+
 def unmeasured(prefix: str, reason: Reason, why: str) -> list[Reading]:
     """Every reading of a link that could not be had, each with the reason."""
     return [Unmeasured(f"{prefix}.{part}", reason, why) for part in PARTS]
 
 
-__all__ = ["PARTS", "PLANS", "LinkError", "Plan", "measure_link", "unmeasured"]
+__all__ = ["PARTS", "PLANS", "LinkError", "Plan", "measure_link", "mirrored", "unmeasured"]

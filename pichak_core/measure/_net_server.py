@@ -52,11 +52,17 @@ class Listener:
     """A listening socket on `address`, its port chosen by the system.
 
     Where `address` is none of this machine's (it lies behind a NAT), every interface is listened
-    on, and `is_local` is False. `OSError` when nothing can be listened on.
+    on, and `is_local` is False. `on_told` gets (peer, readings) that a client tells at its end, as
+    they came. `OSError` when nothing can be listened on.
     """
 
     def __init__(
-        self, address: str, key: bytes, *, clock: Callable[[], float] = time.monotonic
+        self,
+        address: str,
+        key: bytes,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_told: Callable[[Any, Any], None] = lambda _peer, _readings: None,
     ) -> None:
         self.address = address
         self.is_local = True
@@ -64,6 +70,7 @@ class Listener:
         self.refused = 0
         self._key = key
         self._clock = clock
+        self._on_told = on_told
         self._lock = threading.Lock()
         self._used: set[tuple[bytes, int]] = set()
         self._sessions: dict[bytes, _Session] = {}
@@ -208,6 +215,8 @@ class Listener:
             elif operation in ("receive", "send"):
                 self._flow(sock, session, asked)
             else:
+                if "readings" in asked:
+                    self._on_told(asked.get("peer"), asked["readings"])
                 return
 
     def _flow(self, sock: socket.socket, session: _Session, asked: dict[str, Any]) -> None:

@@ -81,18 +81,25 @@ def test_reach_tells_each_peer_apart(listening: Listening) -> None:
 
 
 def test_a_link_has_every_reading(listening: Listening) -> None:
-    done = run("net_link", {**listening.door(), "depth": "quick"})
+    done = run("net_link", {**listening.door(), "own": "a", "depth": "quick"})
     assert done["error"] == ""
     assert list(done["fingerprint"]) == [f"network.b.{part}" for part in PARTS]
     assert all("value" in reading for reading in done["fingerprint"].values())
     listening.thread.join(20)
     told = listening.result["listener"]
     assert (told["served"], told["refused"], told["is_local"]) == (1, 0, True)
+    # The other end has the same link, with sending and receiving exchanged.
+    here, there = done["fingerprint"], listening.result["fingerprint"]
+    assert len(there) == len(PARTS)
+    assert there["network.a.receive_mb_s"] == here["network.b.send_mb_s"]
+    assert there["network.a.send_mb_s"] == here["network.b.receive_mb_s"]
+    assert there["network.a.send_loss_percent"] == here["network.b.receive_loss_percent"]
+    assert there["network.a.rtt_ms"] == here["network.b.rtt_ms"]
 
 
 def test_a_link_that_cannot_be_opened_is_five_gaps_with_the_reason() -> None:
     door = {"peer": "b", "address": "127.0.0.1", "port": 1, "session": "00" * 8, "token": "00" * 32}
-    done = run("net_link", {**door, "depth": "quick"})
+    done = run("net_link", {**door, "own": "a", "depth": "quick"})
     assert len(done["fingerprint"]) == len(PARTS)
     for reading in done["fingerprint"].values():
         assert reading["unmeasured"] == "failed"

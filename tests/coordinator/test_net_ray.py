@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pichak_coordinator.store import Store
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PICHAK = [sys.executable, "-c", "from pichak_coordinator.cli import main; main()"]
@@ -72,6 +74,12 @@ def test_three_nodes_are_measured_and_reduce(cluster: Any, tmp_path: Path) -> No
     assert bus.get("value"), record["collective"]
     assert not bus.get("suspect")
     assert record["collective"]["gradient_seconds"] > 0
+    # Each node has both of its links in the history, also those that the other end opened.
+    with Store.open(tmp_path / "fleet.db", read_only=True) as store:
+        rows = store.rows_of(record["run"])
+        sent = [[m for m in row.fingerprint if m.endswith(".send_mb_s")] for row in rows]
+        assert [len(metrics) for metrics in sent] == [2, 2, 2]
+        assert not any(row.error for row in rows)
     assert job_processes(tmp_path) == []
 
 

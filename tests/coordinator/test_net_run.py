@@ -383,7 +383,7 @@ def test_what_is_kept_of_a_job_has_no_secret() -> None:
     for job in (
         net_jobs.listen_job("j", node, 5.0),
         net_jobs.reach_job("j", [other]),
-        net_jobs.link_job("j", other, "quick"),
+        net_jobs.link_job("j", node, other, "quick"),
     ):
         kept = str(without_secrets(job).params)
         assert node.key.hex() not in kept

@@ -15,7 +15,14 @@ from pichak_core.measure import Context, probes, run_one
 from pichak_core.measure._net_client import Flow, LinkClient, Place
 from pichak_core.measure._net_flow import Received, window_rates
 from pichak_core.measure._net_interfaces import Interface, interface_of
-from pichak_core.measure._net_link import PARTS, Plan, _throughput, measure_link, unmeasured
+from pichak_core.measure._net_link import (
+    PARTS,
+    Plan,
+    _throughput,
+    measure_link,
+    mirrored,
+    unmeasured,
+)
 from pichak_core.measure._net_server import Listener
 from pichak_core.measure._net_tcp import Loss, Sent, loss_of, parse_tcp_info
 from pichak_core.measure._net_wire import (
@@ -300,6 +307,21 @@ def test_an_old_kernel_counts_less_and_a_strange_system_nothing() -> None:
 def test_what_no_connection_gave_is_named_in_full() -> None:
     gaps = unmeasured("network.b", Reason.FAILED, "it was not reached")
     assert [gap.name.rpartition(".")[2] for gap in gaps] == list(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("peer", "readings"),
+    [
+        ("a/b", {}),
+        ("", {}),
+        ("a", {"cpu.steal_percent": {"value": 1.0, "source": "s"}}),
+        ("a", {"network.b.rtt_ms": {"value": [1]}}),
+        ("a", {f"network.{i}.rtt_ms": {"value": 1.0, "source": "s"} for i in range(6)}),
+    ],
+)
+def test_what_a_client_tells_is_checked(peer: str, readings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="reading"):
+        mirrored(peer, readings)
 
 
 def test_the_interface_of_an_address() -> None:
