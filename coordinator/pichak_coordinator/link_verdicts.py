@@ -17,38 +17,28 @@ a second probe saw again.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from pichak_coordinator.link_compare import SIGMAS, Others, at_side, best_of
+from pichak_coordinator.link_delays import delay_findings
+from pichak_coordinator.link_losses import loss_findings
 from pichak_coordinator.link_reach import reach_findings
 from pichak_coordinator.links import LinkMatrix, Pair, number, unordered
 from pichak_coordinator.netfinding import NetFinding
-from pichak_coordinator.records import Confidence, Finding
-from pichak_core.measurement import MAD_TO_SIGMA, Measurement
+from pichak_coordinator.records import Finding
+from pichak_core.measurement import Measurement
 from pichak_core.plan import format_number
 
-#: A rate below the others' by less than this accuses nobody: TCP over one kind of link scatters.
-RATE_FLOOR = 0.25
-#: A round trip above the others' by less than this many ms (or this share) accuses nobody.
-DELAY_FLOOR_MS = 1.0
-DELAY_FLOOR_SHARE = 0.5
-SIGMAS = 3.0
-#: Lost at a quarter of the link's own rate: a share that a healthy wire does not reach by far.
-LOSS_PERCENT = 0.1
-LOSS_SEGMENTS = 3
 #: The slower direction of a link at less than this share of the faster one is told.
 ASYMMETRY = 0.6
-#: Fewer others than this are few to compare with.
-_FEW = 5
 
 
 def judge_links(matrix: LinkMatrix) -> list[NetFinding]:
     """Every finding of one probe, the worst first."""
     found = reach_findings(matrix)
-    delays = _delays(matrix)
-    losses = _losses(matrix)
+    delays = delay_findings(matrix)
+    losses = loss_findings(matrix)
     slow = _rates(matrix)
     reasons = _explained([*delays, *losses])
     found += delays + losses
@@ -88,210 +78,15 @@ def to_look_at_again(
     return list(pairs)
 
 
-@dataclass(frozen=True)
-class _Against:
-    """A value against others: how much worse it is than their median, and the limit of that."""
-
-    value: float
-    median: float
-    others: int
-    excess: float
-    limit: float
-
-    @property
-    def bad(self) -> bool:
-        return self.excess > self.limit
-
-    @property
-    def confidence(self) -> Confidence:
-        return "normal" if self.others >= _FEW else "low"
-
-    def evidence(self) -> dict[str, Any]:
-        return {
-            "value": self.value,
-            "median_of_others": self.median,
-            "others": self.others,
-            "excess": self.excess,
-            "limit": self.limit,
-        }
-
-
-def _rate_against(value: float, others: Sequence[float]) -> _Against | None:
-    """Shares of the others' median; None for fewer than two others."""
-    if len(others) < 2:
-        return None
-    middle, sigma = _median_and_sigma(others)
-    if middle <= 0:
-        return None
-    limit = max(RATE_FLOOR, SIGMAS * sigma / middle)
-    return _Against(value, middle, len(others), (middle - value) / middle, limit)
-
-
-def _delay_against(value: float, others: Sequence[float], base: float = 0.0) -> _Against | None:
-    """Milliseconds over the others' median; `base` is what the share of the floor is taken of."""
-    if len(others) < 2:
-        return None
-    middle, sigma = _median_and_sigma(others)
-    limit = max(DELAY_FLOOR_MS, DELAY_FLOOR_SHARE * max(base, middle), SIGMAS * sigma)
-    return _Against(value, middle, len(others), value - middle, limit)
-
-
-def _median_and_sigma(values: Sequence[float]) -> tuple[float, float]:
-    middle = statistics.median(values)
-    return middle, MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
-
-
-# -- round trips ----------------------------------------------------------------------------------
-
-
-def _delays(matrix: LinkMatrix) -> list[NetFinding]:
-    """By each link's shortest exchange: a busy host lengthens many of them, a long way all."""
-    times: dict[Pair, float] = {}
-    for pair, reading in matrix.rtt.items():
-        if number(reading) is not None and isinstance(reading, Measurement):
-            shortest = reading.detail.get("min_ms", reading.value)
-            if isinstance(shortest, (int, float)):
-                times[pair] = float(shortest)
-    best = _best(times, lambda pair: pair, min)
-    found: list[NetFinding] = []
-    blamed: set[str] = set()
-    for node, own in best.items():
-        if _links_of(node, times) < 2:
-            continue
-        against = _delay_against(own, [v for other, v in best.items() if other != node])
-        if against is not None and against.bad:
-            blamed.add(node)
-            sentence = (
-                f"every link of {node} takes {format_number(own)} ms or more for a round trip; the "
-                f"other nodes reach a neighbour in {format_number(against.median)} ms (median): "
-                f"about {format_number(against.excess)} ms are added"
-            )
-            finding = Finding(
-                "node_network_delay",
-                "warn",
-                sentence,
-                against.evidence(),
-                confidence=against.confidence,
-                metric="network.rtt_ms",
-            )
-            found.append(NetFinding((node,), finding))
-    rest = {pair: time for pair, time in times.items() if blamed.isdisjoint(pair)}
-    best = _best(rest, lambda pair: pair, min)
-    over = {pair: time - max(best[pair[0]], best[pair[1]]) for pair, time in rest.items()}
-    accused: list[NetFinding] = []
-    for pair, excess in over.items():
-        base = max(best[pair[0]], best[pair[1]])
-        against = _delay_against(excess, [v for p, v in over.items() if p != pair], base)
-        if against is not None and against.bad:
-            a, b = pair
-            sentence = (
-                f"a round trip between {a} and {b} takes {format_number(rest[pair])} ms at best; "
-                f"both reach another node in {format_number(base)} ms or less"
-            )
-            evidence = {**against.evidence(), "rtt_min_ms": rest[pair], "best_elsewhere_ms": base}
-            finding = Finding(
-                "link_delay",
-                "warn",
-                sentence,
-                evidence,
-                confidence=against.confidence,
-                metric=f"network.{a}-{b}.rtt_ms",
-            )
-            accused.append(NetFinding(pair, finding, pair))
-    return found + _grouped(accused, rest)
-
-
-def _grouped(accused: list[NetFinding], measured: Mapping[Pair, float]) -> list[NetFinding]:
-    """Accused links that are just the ways between groups of nodes become one note about these."""
-    bad = {unordered(*each.link) for each in accused if each.link}
-    groups = _components([pair for pair in measured if pair not in bad])
-    where = {node: index for index, group in enumerate(groups) for node in group}
-    across = {p for p in measured if where.get(p[0], -1) != where.get(p[1], -2)}
-    if len(bad) < 2 or bad != across or len(groups) < 2 or min(map(len, groups)) < 2:
-        return accused
-    nearest = min(measured[pair] for pair in bad)
-    listed = " and ".join(f"[{', '.join(group)}]" for group in groups)
-    finding = Finding(
-        "network_groups",
-        "info",
-        f"the nodes form {len(groups)} groups, {format_number(nearest)} ms or more apart: {listed}",
-        {"groups": [list(group) for group in groups], "rtt_min_ms": nearest},
-        metric="network.rtt_ms",
-    )
-    return [NetFinding(tuple(sorted(where)), finding)]
-
-
-def _components(edges: Sequence[Pair]) -> list[list[str]]:
-    groups: list[set[str]] = []
-    for edge in edges:
-        touched = [group for group in groups if not group.isdisjoint(edge)]
-        groups = [group for group in groups if group.isdisjoint(edge)]
-        groups.append(set(edge).union(*touched))
-    return sorted(sorted(group) for group in groups)
-
-
-# -- loss -----------------------------------------------------------------------------------------
-
-
-def _losses(matrix: LinkMatrix) -> list[NetFinding]:
-    shares: dict[Pair, float] = {}
-    bad: dict[Pair, float] = {}
-    for direction, reading in matrix.loss.items():
-        share = number(reading)
-        if share is None or not isinstance(reading, Measurement):
-            continue
-        shares[direction] = share
-        if share >= LOSS_PERCENT and int(reading.detail.get("lost", 0)) >= LOSS_SEGMENTS:
-            bad[direction] = share
-    found: list[NetFinding] = []
-    for side, verb in ((0, "sends"), (1, "receives")):
-        for node in matrix.nodes:
-            all_of_it = [d for d in shares if d[side] == node]
-            if len(all_of_it) < 2 or not all(d in bad for d in all_of_it):
-                continue
-            lost = [bad[d] for d in all_of_it]
-            for direction in all_of_it:
-                del bad[direction]
-                del shares[direction]
-            sentence = (
-                f"{format_number(min(lost))} to {format_number(max(lost))} % of what {node} {verb} "
-                f"is lost on all of {len(lost)} links, at a quarter of their rate"
-            )
-            finding = Finding(
-                "node_network_loss",
-                "warn",
-                sentence,
-                {"percent": lost, "side": verb, "limit_percent": LOSS_PERCENT},
-                metric=f"network.{verb}_loss_percent",
-            )
-            found.append(NetFinding((node,), finding))
-    for (source, target), share in bad.items():
-        sentence = (
-            f"{format_number(share)} % of what {source} sends to {target} is lost, at a quarter of "
-            "the link's rate"
-        )
-        finding = Finding(
-            "link_loss",
-            "warn",
-            sentence,
-            {"percent": share, "limit_percent": LOSS_PERCENT},
-            metric=f"network.{source}-{target}.loss_percent",
-        )
-        found.append(NetFinding((source, target), finding, (source, target)))
-    return found
-
-
-# -- rates ----------------------------------------------------------------------------------------
-
-
 def _rates(matrix: LinkMatrix) -> list[NetFinding]:
     rates = {d: r for d, reading in matrix.rate.items() if (r := number(reading)) is not None}
     found: list[NetFinding] = []
     for side, verb, preposition in ((0, "sends", "to"), (1, "receives", "from")):
-        best = _best(rates, _at(side), max)
+        best = best_of(rates, at_side(side), max)
+        nodes = Others(best)
         for node, own in best.items():
             links = sum(direction[side] == node for direction in rates)
-            against = _rate_against(own, [v for other, v in best.items() if other != node])
+            against = nodes.rate(node)
             if links < 2 or against is None or not against.bad:
                 continue
             sentence = (
@@ -307,11 +102,12 @@ def _rates(matrix: LinkMatrix) -> list[NetFinding]:
                 metric=f"network.{verb}_mb_s",
             )
             found.append(NetFinding((node,), finding))
-    sent, taken = _best(rates, _at(0), max), _best(rates, _at(1), max)
+    sent, taken = best_of(rates, at_side(0), max), best_of(rates, at_side(1), max)
     expected = {d: min(sent[d[0]], taken[d[1]]) for d in rates}
     ratios = {d: rates[d] / expected[d] for d in rates if expected[d] > 0}
-    for direction, ratio in ratios.items():
-        against = _rate_against(ratio, [v for d, v in ratios.items() if d != direction])
+    directions = Others(ratios)
+    for direction in ratios:
+        against = directions.rate(direction)
         if against is None or not against.bad:
             continue
         source, target = direction
@@ -387,25 +183,3 @@ def _with_reason(each: NetFinding, reasons: Mapping[str, str]) -> NetFinding | N
     what = "delay" if why == "node_network_delay" else "loss"
     sentence = f"{each.finding.sentence}; the {what} found there may explain it"
     return replace(each, finding=replace(each.finding, severity="info", sentence=sentence))
-
-
-def _best(
-    values: Mapping[Pair, float],
-    nodes_of: Callable[[Pair], tuple[str, ...]],
-    better: Callable[[float, float], float],
-) -> dict[str, float]:
-    """Node -> the best value among those that count for it."""
-    made: dict[str, float] = {}
-    for pair, value in values.items():
-        for node in nodes_of(pair):
-            made[node] = better(made[node], value) if node in made else value
-    return made
-
-
-def _at(side: int) -> Callable[[Pair], tuple[str, ...]]:
-    """The node at one side of a direction: 0 sends, 1 receives."""
-    return lambda direction: (direction[side],)
-
-
-def _links_of(node: str, values: Mapping[Pair, float]) -> int:
-    return sum(node in pair for pair in values)

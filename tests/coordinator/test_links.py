@@ -282,6 +282,19 @@ def test_everything_at_once_is_told_apart() -> None:
     }
 
 
+def test_a_fleet_of_a_hundred_with_every_pair_is_judged_and_its_slow_node_named() -> None:
+    # 4,950 links; one node sends slowly, one link is slow.
+    big = fleet(
+        names(100),
+        rate=lambda s, t: 11.9 if s == "h042" or (s, t) == ("h001", "h002") else 118.0,
+        noise=0.1,
+    )
+    assert blamed(big, notes=True) == {
+        ("node_network_slow", ("h042",)),
+        ("link_slow", ("h001", "h002")),
+    }
+
+
 def test_a_suspect_rate_judges_nothing_and_is_not_judged() -> None:
     matrix = fleet(names(6))
     way = ("h001", "h002")
