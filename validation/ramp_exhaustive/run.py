@@ -14,10 +14,10 @@ from typing import Any
 # One thread: peaks do not depend on it, and on a busy machine two would wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-SEQ_LEN = 64
+SEQ_LEN = 128
 HEADROOM = 0.12
 STEPS = 200
-SETTINGS = [(method, mib) for method in ("full", "lora") for mib in (60,)]
+SETTINGS = [(method, mib) for method in ("full", "lora") for mib in (100, 160, 260)]
 MIB = 1024**2
 
 
