@@ -11,6 +11,8 @@ MODEL  ?= builtin:gpt-1m
 OUT    ?= .pichak
 CORPUS := $(OUT)/stdlib-$(ROWS).jsonl
 FLAGS  ?=
+# Tests that run beside each other; each keeps one core busy at most.
+JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help profile test lint types pytest test-slow bench validate clean
@@ -53,7 +55,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 pytest: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
