@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -60,9 +61,18 @@ def doctor(as_json: bool) -> int:
         console = out()
         for check in checks:
             console.print(f"{check.status:<8}", style=_STYLES[check.status], end="", markup=False)
-            console.print(f"{check.name:<18}{check.found}", markup=False, soft_wrap=True)
-            if check.advice:
-                console.print(f"{'':<26}-> {check.advice}", markup=False, soft_wrap=True)
+            room = max(20, console.width - 26)
+            lines = textwrap.wrap(check.found, room, break_on_hyphens=False) or [""]
+            lines += textwrap.wrap(
+                f"-> {check.advice}" if check.advice else "",
+                room,
+                subsequent_indent="   ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            console.print(f"{check.name:<18}{lines[0]}", markup=False, soft_wrap=True)
+            for line in lines[1:]:
+                console.print(f"{'':<26}{line}", markup=False, soft_wrap=True)
     return EXIT_DONE if works else EXIT_NOTHING
 
 
