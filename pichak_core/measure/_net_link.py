@@ -41,7 +41,7 @@ _LEAST_WINDOWS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class LinkPlan:
     """How long and how much: connections at once, and seconds of each part."""
 
     streams: int = 4
@@ -57,14 +57,14 @@ class Plan:
         return self.rtt_seconds + 2 * (self.flow_seconds + self.paced_seconds) + 1.0
 
 
-PLANS: dict[Depth, Plan] = {
-    "quick": Plan(),
-    "full": Plan(8, 1.0, 6.0, 3.0, 2.0, 1000),
+PLANS: dict[Depth, LinkPlan] = {
+    "quick": LinkPlan(),
+    "full": LinkPlan(8, 1.0, 6.0, 3.0, 2.0, 1000),
 }
 
 
 def measure_link(
-    link: LinkClient, prefix: str, plan: Plan, *, progress: Callable[[str], None]
+    link: LinkClient, prefix: str, plan: LinkPlan, *, progress: Callable[[str], None]
 ) -> Iterator[Reading]:
     """The readings of an open link, named ``PREFIX.rtt_ms`` and so on, in the order of `PARTS`.
 
@@ -113,7 +113,7 @@ def _round_trip(times: list[float], name: str) -> Measurement:
     )
 
 
-def _throughput(flow: Flow, name: str, plan: Plan, interface: Interface | None) -> Reading:
+def _throughput(flow: Flow, name: str, plan: LinkPlan, interface: Interface | None) -> Reading:
     if flow.problem:
         return Unmeasured(name, Reason.FAILED, flow.problem)
     rates = window_rates(
@@ -216,4 +216,4 @@ def unmeasured(prefix: str, reason: Reason, why: str) -> list[Reading]:
     return [Unmeasured(f"{prefix}.{part}", reason, why) for part in PARTS]
 
 
-__all__ = ["PARTS", "PLANS", "LinkError", "Plan", "measure_link", "mirrored", "unmeasured"]
+__all__ = ["PARTS", "PLANS", "LinkError", "LinkPlan", "measure_link", "mirrored", "unmeasured"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from pichak_core.measure import Context, Metric, Probe, register
 from pichak_core.measure._net_client import LinkClient
-from pichak_core.measure._net_link import Plan, measure_link
+from pichak_core.measure._net_link import LinkPlan, measure_link
 from pichak_core.measure._net_server import Listener
 from pichak_core.measure._net_wire import CONNECT_SECONDS, SESSION_BYTES, token_of
 from pichak_core.measurement import Measurement, Reading, Unmeasured
@@ -26,7 +26,7 @@ _LOOPBACK = "127.0.0.1"
 def run(context: Context) -> Iterable[Reading]:
     key, session = os.urandom(32), os.urandom(SESSION_BYTES)
     share = context.budget_seconds
-    plan = Plan(2, 0.1 * share, 0.5 * share, 0.0, 0.2 * share, 500)
+    plan = LinkPlan(2, 0.1 * share, 0.5 * share, 0.0, 0.2 * share, 500)
     listener = Listener(_LOOPBACK, key)
     serving = threading.Thread(target=listener.serve, args=(4 * share + 10, 5.0), daemon=True)
     serving.start()

@@ -53,7 +53,7 @@ class Listening:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link in a second or so."""
-    monkeypatch.setitem(_net_link.PLANS, "quick", _net_link.Plan(2, 0.0, 0.5, 0.1, 0.05, 10))
+    monkeypatch.setitem(_net_link.PLANS, "quick", _net_link.LinkPlan(2, 0.0, 0.5, 0.1, 0.05, 10))
 
 
 @pytest.fixture

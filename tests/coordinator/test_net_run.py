@@ -103,7 +103,7 @@ class Threads:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links of a fifth of a second, on a loopback that is as good as any other."""
-    plan = _net_link.Plan(1, 0.0, 0.5, 0.1, 0.05, 10)
+    plan = _net_link.LinkPlan(1, 0.0, 0.5, 0.1, 0.05, 10)
     monkeypatch.setitem(_net_link.PLANS, "quick", plan)
 
 

@@ -17,7 +17,7 @@ from pichak_core.measure._net_flow import Received, window_rates
 from pichak_core.measure._net_interfaces import Interface, interface_of
 from pichak_core.measure._net_link import (
     PARTS,
-    Plan,
+    LinkPlan,
     _throughput,
     measure_link,
     mirrored,
@@ -37,7 +37,7 @@ from pichak_core.measure._net_wire import (
 from pichak_core.measurement import Measurement, Reason, Unmeasured
 
 KEY = b"k" * 32
-SHORT = Plan(2, 0.1, 0.5, 0.2, 0.05, 20)
+SHORT = LinkPlan(2, 0.1, 0.5, 0.2, 0.05, 20)
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def flow(sent: list[int], got: list[int], sent_error: str = "", got_error: str =
 )
 def test_a_flow_whose_ends_disagree_is_no_measurement(made: Flow, words: str) -> None:
     assert words in made.problem
-    reading = _throughput(made, "network.b.send_mb_s", Plan(), None)
+    reading = _throughput(made, "network.b.send_mb_s", LinkPlan(), None)
     assert isinstance(reading, Unmeasured)
     assert words in reading.detail
 
@@ -272,7 +272,7 @@ def test_a_flow_whose_ends_disagree_is_no_measurement(made: Flow, words: str) ->
 def test_faster_than_its_card_is_suspect(speed: int, hardware: bool, suspect: bool) -> None:
     # 25 MB/s are 200 Mbit/s; a veth's claim binds nobody.
     card = Interface("eth0", 1500, speed, hardware)
-    reading = _throughput(flow([50], [50]), "network.b.send_mb_s", Plan(), card)
+    reading = _throughput(flow([50], [50]), "network.b.send_mb_s", LinkPlan(), card)
     assert isinstance(reading, Measurement)
     assert reading.value == pytest.approx(25.0)
     assert bool(reading.suspect) is suspect
