@@ -62,7 +62,9 @@ def doctor(as_json: bool) -> int:
         for check in checks:
             console.print(f"{check.status:<8}", style=_STYLES[check.status], end="", markup=False)
             room = max(20, console.width - 26)
-            lines = textwrap.wrap(check.found, room, break_on_hyphens=False) or [""]
+            lines = textwrap.wrap(
+                check.found, room, break_long_words=False, break_on_hyphens=False
+            ) or [""]
             lines += textwrap.wrap(
                 f"-> {check.advice}" if check.advice else "",
                 room,
