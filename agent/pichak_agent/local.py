@@ -13,8 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pichak_agent import runner
 from pichak_agent.home import default_root, measuring_lock, temporary_root
+from pichak_agent.identity import describe_node
 from pichak_agent.locks import FileLock, wait_for
-from pichak_agent.messages import Job, Outcome, decode
+from pichak_agent.messages import Job, Outcome, decode, encode
+
+__all__ = ["describe_node", "run_here", "run_here_bytes"]
 
 #: Seconds to wait for an agent that measures this machine.
 LOCK_WAIT_SECONDS = 3600.0
@@ -22,7 +25,12 @@ _POLL_SECONDS = 0.1
 
 
 def run_here(job: Job, *, on_progress: Callable[[str], None]) -> Outcome:
-    """The outcome of `job`, run in a child process of its own.
+    """The outcome of `job`, run in a child process of its own; Ctrl-C as in `run_here_bytes`."""
+    return decode(run_here_bytes(job, on_progress=on_progress), Outcome)
+
+
+def run_here_bytes(job: Job, *, on_progress: Callable[[str], None]) -> bytes:
+    """The outcome's bytes as they were made once, for a file that carries them elsewhere.
 
     Ctrl-C ends the child and gives the outcome with what it had measured; a second Ctrl-C raises
     `KeyboardInterrupt` without it. `on_progress` is called from another thread.
@@ -39,7 +47,7 @@ def run_here(job: Job, *, on_progress: Callable[[str], None]) -> Outcome:
         return running.result()
 
 
-def _run(job: Job, on_progress: Callable[[str], None], cancel: threading.Event) -> Outcome:
+def _run(job: Job, on_progress: Callable[[str], None], cancel: threading.Event) -> bytes:
     lock = _lock_of(job)
     note = f"job {job.job_id}, pid {os.getpid()}"
     refusal = wait_for(
@@ -47,9 +55,9 @@ def _run(job: Job, on_progress: Callable[[str], None], cancel: threading.Event) 
     )
     if refusal:
         status = "cancelled" if cancel.is_set() else "busy"
-        return Outcome(job.job_id, job.attempt, job.kind, status, error=refusal)
+        return encode(Outcome(job.job_id, job.attempt, job.kind, status, error=refusal))
     try:
-        return decode(runner.run(job, on_progress=on_progress, cancel=cancel), Outcome)
+        return runner.run(job, on_progress=on_progress, cancel=cancel)
     finally:
         lock.release()
 

@@ -37,7 +37,10 @@ def rows_of_node(
         fingerprint = Fingerprint()
         plan: Plan | None = None
         ramp: Mapping[str, Any] | None = None
+        record = node_record(node, hello, device)
         for part in (parts[job.job_id] for job in mine if job.job_id in parts):
+            if part.outcome.simulated:
+                record = replace(record, simulated=True)
             for reading in part.fingerprint.values():
                 # What one job could not measure does not hide what another one did.
                 if isinstance(reading, Measurement) or reading.name not in fingerprint:
@@ -51,7 +54,7 @@ def rows_of_node(
         some = [*findings.get((node, ""), ()), *findings.get((node, device), ())]
         rows.append(
             Row(
-                _named(node_record(node, hello, device), fingerprint),
+                _named(record, fingerprint),
                 fingerprint,
                 plans.get((node, device), plan),
                 ramp,

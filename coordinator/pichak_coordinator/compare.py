@@ -91,6 +91,7 @@ class Comparison:
             {
                 "node": line.row.node.node,
                 "device": line.row.node.device,
+                "simulated": line.row.node.simulated,
                 **line.cells,
                 "findings": [f.as_dict() for f in line.row.findings],
             }

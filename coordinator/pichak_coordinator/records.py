@@ -109,6 +109,8 @@ class NodeRecord:
     `node` is the stable identity (`identity.node_identity`). `device` is ``cpu`` or ``cuda:N``;
     `device_name` is what a person calls it; `gpu_uuid` is "" where none was read. `versions` are
     those of the agent's hello. `alias` stands for a host name that several machines share.
+    `simulated` says that no machine was measured; it is said wherever the node is named, and a
+    simulated node is no peer of a real one.
     """
 
     node: str
@@ -121,6 +123,7 @@ class NodeRecord:
     gpu_uuid: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     alias: str = ""
+    simulated: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -130,7 +133,8 @@ class NodeRecord:
     @property
     def model(self) -> str:
         """What makes a peer: the GPU model, and the CPU model for a CPU. "" is nobody's peer."""
-        return self.cpu_model if self.device.startswith("cpu") else self.gpu_model
+        name = self.cpu_model if self.device.startswith("cpu") else self.gpu_model
+        return f"{name} (simulated)" if name and self.simulated else name
 
     @property
     def label(self) -> str:
@@ -139,7 +143,8 @@ class NodeRecord:
         # node_identities: the second agent of a machine is "n-…-2".
         nth = self.node.split("-")[2:] if self.host else []
         name = f"{name} #{nth[0]}" if nth else name
-        return name if self.device.startswith("cpu") else f"{name} {self.device}"
+        name = name if self.device.startswith("cpu") else f"{name} {self.device}"
+        return f"{name} (simulated)" if self.simulated else name
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,7 @@ class Row:
             "device_name": node.device_name,
             "gpus": gpus,
             "versions": dict(node.versions),
+            "simulated": node.simulated,
             "fingerprint": self.fingerprint.to_dict(),
             "plan": plan,
             "findings": [finding.as_dict() for finding in self.findings],
@@ -258,3 +264,4 @@ class Point:
     suspect: str = ""
     unmeasured: str = ""
     source: str = ""
+    simulated: bool = False

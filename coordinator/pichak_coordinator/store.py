@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +23,6 @@ from pichak_coordinator.database import (
     StoreError,
     connect,
     default_path,
-    transaction,
-    translated,
 )
 from pichak_coordinator.identity import (
     gpu_changes,
@@ -37,7 +34,8 @@ from pichak_coordinator.identity import (
 from pichak_coordinator.ingest import Parts, read_outcome
 from pichak_coordinator.jobs import FINAL, State
 from pichak_coordinator.records import Finding
-from pichak_coordinator.store_read import Reader
+from pichak_coordinator.store_read import BEFORE
+from pichak_coordinator.store_write import Writer
 from pichak_core.plan import Plan
 
 __all__ = [
@@ -52,17 +50,11 @@ __all__ = [
 _FINAL_SQL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
 
-class Store(Reader):
+class Store(Writer):
     """The store's writing half; `Reader` is the other. Safe to use from several threads.
 
     Every method raises `StoreError` when the file cannot be used: full disk, lock, damage.
     """
-
-    def __init__(
-        self, path: Path, db: sqlite3.Connection, clock: Callable[[], float] = time.time
-    ) -> None:
-        super().__init__(path, db)
-        self._clock = clock
 
     @classmethod
     def open(
@@ -120,7 +112,7 @@ class Store(Reader):
         findings of this run.
         """
         nodes = node_identities(hellos)
-        with self._lock, translated(self.path), transaction(self._db):
+        with self.atomically():
             self._tell_gpu_changes(run, hellos, nodes)
             for node, hello in zip(nodes, hellos, strict=True):
                 self._put_node(run, node, hello, "")
@@ -137,7 +129,7 @@ class Store(Reader):
         if node is None and not hello.get("machine_id"):
             node = self.node_at(str(hello.get("address") or ""), str(hello.get("host") or ""))
         name = node or node_identity(hello)
-        with self._lock, translated(self.path), transaction(self._db):
+        with self.atomically():
             self._put_node(run, name, hello, error)
         return name
 
@@ -187,12 +179,22 @@ class Store(Reader):
         """Many outcomes in one transaction: for each, what `record_outcome` returns or raises."""
         read: list[Parts | MessageError] = [_read_or_error(data) for data in items]
         answers: list[bool | MessageError] = []
-        with self._lock, translated(self.path), transaction(self._db):
+        with self.atomically():
             for data, parts in zip(items, read, strict=True):
                 answers.append(
                     parts if isinstance(parts, MessageError) else self._put_outcome(data, parts)
                 )
         return answers
+
+    def restore_outcome(self, data: bytes, parts: Parts, received_unix: float) -> bool:
+        """An outcome and its readings from another store, whose job is in this one; its job's state
+        is not touched. False when it was there before."""
+        outcome = parts.outcome
+        job = self.job(outcome.job_id)
+        if job is None:
+            raise ValueError(f"the job of outcome {outcome.job_id} is missing")
+        with self.atomically():
+            return self._insert_outcome(data, parts, job.run, job.node, job.device, received_unix)
 
     def record_plan(self, run: str, node: str, device: str, plan: Plan) -> None:
         """The plan of one device in one run; it goes before the plans found in outcomes."""
@@ -204,20 +206,33 @@ class Store(Reader):
 
     def record_findings(self, run: str, node: str, device: str, found: Iterable[Finding]) -> None:
         """Findings of one device in one run; one with the same code and metric is replaced."""
-        with self._lock, translated(self.path), transaction(self._db):
+        with self.atomically():
             self._put_findings(run, node, device, found)
 
-    def _write(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        with self._lock, translated(self.path), transaction(self._db):
-            return self._db.executemany(sql, rows).rowcount
+    def renew_findings(self, run: str) -> None:
+        """Only the findings that a run's nodes sent and what their GPUs say, for a run that has
+        grown and is judged again."""
+        with self.atomically():
+            self._write("DELETE FROM findings WHERE run = ?", [(run,)])
+            found = self._all("SELECT hello_json, node FROM run_nodes WHERE run = ?", run)
+            self._tell_gpu_changes(run, [json.loads(h) for h, _ in found], [n for _, n in found])
+            for node, device, data in self._all(
+                "SELECT jobs.node, device, data FROM jobs JOIN outcomes USING (job_id) "
+                "WHERE run = ? ORDER BY attempt",
+                run,
+            ):
+                self._put_findings(run, node, device, read_outcome(bytes(data)).findings)
 
     def _put_node(self, run: str, node: str, hello: Mapping[str, Any], error: str) -> None:
         host, address = str(hello.get("host") or ""), str(hello.get("address") or "")
         now = self._clock()
         self._db.execute(
             "INSERT INTO nodes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE SET "
-            "host = CASE excluded.host WHEN '' THEN host ELSE excluded.host END, "
-            "address = CASE excluded.address WHEN '' THEN address ELSE excluded.address END, "
+            "host = CASE WHEN excluded.host = '' OR excluded.last_seen_unix < last_seen_unix "
+            "THEN host ELSE excluded.host END, "
+            "address = CASE WHEN excluded.address = '' OR excluded.last_seen_unix < last_seen_unix "
+            "THEN address ELSE excluded.address END, "
+            "first_seen_unix = min(first_seen_unix, excluded.first_seen_unix), "
             "last_seen_unix = max(last_seen_unix, excluded.last_seen_unix)",
             (node, machine_key(hello), _json(gpu_uuids(hello)), host, address, now, now),
         )
@@ -241,19 +256,8 @@ class Store(Reader):
                 (job_id, known[1], known[2], outcome.kind, attempt, outcome.error, now),
             )
         run, node, device = known
-        new = db.execute(
-            "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            (job_id, attempt, node, outcome.status, outcome.simulated, now, data),
-        ).rowcount
-        if not new:
+        if not self._insert_outcome(data, parts, run, node, device, now):
             return False
-        where = (node, now, job_id, attempt, run, device, parts.gpu_uuid)
-        db.executemany(
-            "INSERT INTO metrics (node, received_unix, job_id, attempt, run, device, gpu_uuid, "
-            "metric, value, text, unmeasured, unit, spread, samples, suspect, source) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(*where, *row) for row in parts.metric_rows()],
-        )
         if run is not None:
             self._put_findings(run, node, device, parts.findings)
         db.execute(
@@ -262,6 +266,27 @@ class Store(Reader):
             "state = CASE WHEN ? THEN 'done' ELSE state END "
             f"WHERE job_id = ? AND state NOT IN ({_FINAL_SQL})",
             (attempt, now, outcome.ok, outcome.ok, job_id),
+        )
+        return True
+
+    def _insert_outcome(
+        self, data: bytes, parts: Parts, run: str | None, node: str, device: str, received: float
+    ) -> bool:
+        """The outcome and its readings; False when it was there before."""
+        outcome, db = parts.outcome, self._db
+        job_id, attempt = outcome.job_id, outcome.attempt
+        new = db.execute(
+            "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (job_id, attempt, node, outcome.status, outcome.simulated, received, data),
+        ).rowcount
+        if not new:
+            return False
+        where = (node, received, job_id, attempt, run, device, parts.gpu_uuid)
+        db.executemany(
+            "INSERT INTO metrics (node, received_unix, job_id, attempt, run, device, gpu_uuid, "
+            "metric, value, text, unmeasured, unit, spread, samples, suspect, source) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*where, *row) for row in parts.metric_rows()],
         )
         return True
 
@@ -284,7 +309,7 @@ class Store(Reader):
             before = self._db.execute(
                 "SELECT gpu_uuids_json FROM nodes JOIN run_nodes USING (node) "
                 "WHERE machine = ? AND run = (SELECT run FROM runs JOIN run_nodes USING (run) "
-                "JOIN nodes USING (node) WHERE machine = ? AND run <> ? AND run_nodes.error = '' "
+                f"JOIN nodes USING (node) WHERE machine = ? AND {BEFORE} AND run_nodes.error = '' "
                 "ORDER BY started_unix DESC, seq DESC LIMIT 1)",
                 (machine, machine, run),
             ).fetchall()

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,15 @@ _RUN = "run, started_unix, finished_unix, command, settings_json"
 _JOB = "job_id, run, node, device, kind, state, attempts, error"
 _POINT = (
     "run, device, metric, received_unix, value, text, unit, spread, samples, suspect, "
-    "coalesce(unmeasured, ''), source"
+    "coalesce(unmeasured, ''), source, coalesce((SELECT simulated FROM outcomes o "
+    "WHERE o.job_id = metrics.job_id AND o.attempt = metrics.attempt), 0)"
 )
 _FINDING = "code, severity, sentence, evidence_json, state, confidence, metric"
 #: How many of a metric's latest readings a node is judged by.
 HISTORY_VALUES = 50
 #: How two runs are ordered: by when they began, and by when they were stored where that is equal.
 _SAME_KIND = "(command = 'net') = (SELECT command = 'net' FROM runs WHERE run = ?)"
-_BEFORE = "(started_unix, seq) < (SELECT started_unix, seq FROM runs WHERE run = ?)"
+BEFORE = "(started_unix, seq) < (SELECT started_unix, seq FROM runs WHERE run = ?)"
 
 
 class Reader:
@@ -67,7 +70,7 @@ class Reader:
             "WHERE jobs.run = runs.run AND jobs.node = ?)"
         )
         found = self._all(
-            f"SELECT {_RUN} FROM runs WHERE {_BEFORE} AND {_SAME_KIND} "
+            f"SELECT {_RUN} FROM runs WHERE {BEFORE} AND {_SAME_KIND} "
             f"{measured if node else ''} ORDER BY started_unix DESC, seq DESC LIMIT 1",
             run,
             run,
@@ -79,6 +82,16 @@ class Reader:
         """Every job of a run, by job id."""
         found = self._all(f"SELECT {_JOB} FROM jobs WHERE run = ? ORDER BY job_id", run)
         return [JobRecord(*record) for record in found]
+
+    def job(self, job_id: str) -> JobRecord | None:
+        """One job by its id, of any run."""
+        found = self._all(f"SELECT {_JOB} FROM jobs WHERE job_id = ?", job_id)
+        return JobRecord(*found[0]) if found else None
+
+    def node_error(self, run: str, node: str) -> str:
+        """Why a node of a run said nothing, or not all; "" when it did."""
+        found = self._all("SELECT error FROM run_nodes WHERE run = ? AND node = ?", run, node)
+        return str(found[0][0]) if found else ""
 
     def nodes_of(self, run: str) -> list[str]:
         """The identities of a run's nodes, in the order in which they were recorded."""
@@ -124,7 +137,7 @@ class Reader:
             device,
             device,
         )
-        return [Point(*record) for record in found]
+        return [replace(p, simulated=bool(p.simulated)) for p in (Point(*r) for r in found)]
 
     def metric_names(self, node: str) -> list[str]:
         """Every metric that was ever read, or tried, on a node."""
@@ -139,7 +152,7 @@ class Reader:
         its number was then. What was suspect or not measured is left out, and so is what is older
         than `HISTORY_VALUES` readings.
         """
-        earlier = {r[0] for r in self._all(f"SELECT run FROM runs WHERE {_BEFORE}", run)}
+        earlier = {r[0] for r in self._all(f"SELECT run FROM runs WHERE {BEFORE}", run)}
         devices: dict[str, list[Row]] = {}
         for row in self.rows_of(run) if rows is None else rows:
             devices.setdefault(row.node.node, []).append(row)
@@ -209,6 +222,28 @@ class Reader:
             if before.node.node == row.node.node
             and same_device(row, before.node.device, before.node.gpu_uuid)
         }
+
+    def schema(self) -> int:
+        """The number of the store's last migration."""
+        return int(self._all("PRAGMA user_version")[0][0])
+
+    def columns(self, table: str) -> list[str]:
+        """The columns of a table, in order."""
+        return [record[1] for record in self._all(f"PRAGMA table_info({table})")]
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """What the block reads is the store at one moment, whoever writes meanwhile."""
+        with self._lock, translated(self.path):
+            self._db.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._db.execute("ROLLBACK")
+
+    def each(self, sql: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        """The records of a query of this package's, one after another."""
+        yield from self._db.execute(sql, values)
 
     def _best_outcomes(self, run: str, wanted: set[str] | None) -> dict[str, Parts]:
         """job id -> the outcome that counts: the latest that is ok, else the latest of all."""

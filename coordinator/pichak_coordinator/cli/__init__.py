@@ -21,6 +21,13 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "net": ("pichak_coordinator.cli.net", "net", "Measure the links between a cluster's nodes."),
     "corpus": ("pichak_coordinator.cli.corpus", "corpus", "Profile a training file in tokens."),
     "fleet": ("pichak_coordinator.cli.fleet", "fleet", "Profile and compare a whole fleet."),
+    "agent": ("pichak_coordinator.cli.agent", "agent", "Measure this machine alone, into a file."),
+    "import": (
+        "pichak_coordinator.cli.import_files",
+        "import_files",
+        "Put result files beside the others.",
+    ),
+    "export": ("pichak_coordinator.cli.export", "export", "Write stored history to a file."),
     "doctor": ("pichak_coordinator.cli.doctor", "doctor", "Say what is missing here."),
 }
 

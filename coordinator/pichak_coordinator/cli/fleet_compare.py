@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,9 +15,6 @@ from pichak_coordinator.cli.common import (
     print_json,
 )
 from pichak_coordinator.cli.options import open_store, store_option
-
-if TYPE_CHECKING:
-    from pichak_coordinator.records import Run
 
 
 @click.command(
@@ -43,13 +38,14 @@ if TYPE_CHECKING:
 def compare(
     run: str, sort: str, form: str, plans: bool, store_path: Path | None, as_json: bool
 ) -> int:
-    """Show the comparison of a RUN (an id or its beginning; default: the newest)."""
+    """Show the comparison of a RUN (an id, its beginning, or a name; default: the newest)."""
+    from pichak_coordinator.cli.run_choice import chosen_run
     from pichak_coordinator.cli.run_view import comparison_of, print_run, run_as_dict
 
     if as_json and form not in ("table", "json"):
         raise UserError(f"--json and --format {form}: choose one of them")
     with open_store(store_path, read_only=True) as store:
-        chosen = _choose(store.runs(), run)
+        chosen = chosen_run(store.runs(), run)
         rows = store.rows_of(chosen)
         if as_json or form == "json":
             print_json(run_as_dict(store, chosen, rows, sort))
@@ -60,17 +56,3 @@ def compare(
         else:
             print_run(store, chosen, rows, sort, out(), plans=plans)
     return EXIT_DONE if any(row.measured for row in rows) else EXIT_NOTHING
-
-
-def _choose(runs: Sequence[Run], name: str) -> str:
-    ids = [run.run for run in runs]
-    if not ids:
-        raise UserError("no run is stored yet; `pichak fleet profile` makes one")
-    if not name:
-        # A network test compares links, not machines.
-        return next((run.run for run in runs if run.command != "net"), ids[0])
-    matches = [run for run in ids if run == name or run.startswith(name)]
-    if len(matches) != 1:
-        found = f"{len(matches)} runs begin with" if matches else "there is no run"
-        raise UserError(f"{found} {name!r}; `pichak fleet history` lists them")
-    return matches[0]

@@ -62,6 +62,7 @@ def _runs(store: Any, limit: int, as_json: bool) -> int:
             else None,
             "rows": len(rows := store.rows_of(run.run)),
             "failed": sum(bool(row.error) for row in rows),
+            "name": run.settings.get("name", ""),
             "model": run.settings.get("model", ""),
             "data": run.settings.get("data", ""),
         }
@@ -107,6 +108,7 @@ def _plain(points: list[Point]) -> list[dict[str, Any]]:
             "suspect": p.suspect,
             "unmeasured": p.unmeasured,
             "source": p.source,
+            "simulated": p.simulated,
         }
         for p in points
     ]
@@ -126,6 +128,7 @@ def _print_points(points: list[Point]) -> None:
         bar = "" if p.value is None or not top else "█" * round(_BAR * abs(p.value) / top)
         spread = "" if p.spread is None else format_number(p.spread)
         note = p.unmeasured or (f"SUSPECT: {p.suspect}" if p.suspect else "")
+        note = f"simulated; {note}".removesuffix("; ") if p.simulated else note
         table.add_row(
             _clock(p.received_unix),
             Text(printable(p.device)),

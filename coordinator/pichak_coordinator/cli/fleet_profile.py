@@ -22,14 +22,8 @@ from pichak_coordinator.cli.common import (
     out,
     print_json,
 )
-from pichak_coordinator.cli.options import (
-    check_data,
-    check_length,
-    check_model,
-    open_store,
-    store_option,
-    workload_options,
-)
+from pichak_coordinator.cli.options import open_store, store_option, workload_options
+from pichak_coordinator.cli.profile_request import profile_request
 from pichak_coordinator.cli.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
@@ -109,7 +103,7 @@ def profile(
     from pichak_coordinator.cli.run_view import comparison_of
 
     comparison_of([], sort)  # a column that does not exist is said before anything is measured
-    request = _request(asked, deadlines)
+    request = profile_request(asked, deadlines)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
         run = store.begin_run("fleet profile", request.settings())
@@ -124,36 +118,6 @@ def profile(
         click.echo("pichak: interrupted; what was measured is kept", err=True)
         return EXIT_INTERRUPTED
     return _exit_code(rows, strict)
-
-
-def _request(asked: Mapping[str, Any], deadlines: Sequence[str]) -> ProfileRequest:
-    from pichak_coordinator.request import ProfileRequest
-    from pichak_core.measure import probes
-
-    given = dict(asked)
-    given["memory_cap_bytes"] = given.pop("memory_cap")
-    check_data(given["data"])
-    known = list(probes())
-    for name in given["only"]:
-        if name not in known:
-            raise UserError(f"--only {name}: the measurements are {', '.join(known)}")
-    check_model(given["model"])
-    seconds = _deadlines(deadlines)
-    check_length(given["model"], given["data"], given["seq_len"])
-    return ProfileRequest(**given, deadline_seconds=seconds)
-
-
-def _deadlines(texts: Sequence[str]) -> dict[str, float]:
-    made: dict[str, float] = {}
-    for text in texts:
-        kind, _, seconds = text.partition("=")
-        try:
-            made[kind] = float(seconds)
-        except ValueError:
-            made[kind] = 0.0
-        if kind not in ("fingerprint", "task", "ramp") or not 0 < made[kind] <= 86400:
-            raise UserError(f"--deadline {text}: write fingerprint=90, task=180 or ramp=240")
-    return made
 
 
 def _measure(

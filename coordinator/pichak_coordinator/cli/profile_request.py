@@ -1,0 +1,43 @@
+"""From the options of ``fleet profile`` and ``agent probe`` to what they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pichak_coordinator.cli.common import UserError
+from pichak_coordinator.cli.options import check_data, check_length, check_model
+
+if TYPE_CHECKING:
+    from pichak_coordinator.request import ProfileRequest
+
+
+def profile_request(asked: Mapping[str, Any], deadlines: Sequence[str]) -> ProfileRequest:
+    """The request of a command's options, checked; `UserError` says what is wrong with them."""
+    from pichak_coordinator.request import ProfileRequest
+    from pichak_core.measure import probes
+
+    given = dict(asked)
+    given["memory_cap_bytes"] = given.pop("memory_cap")
+    check_data(given["data"])
+    known = list(probes())
+    for name in given["only"]:
+        if name not in known:
+            raise UserError(f"--only {name}: the measurements are {', '.join(known)}")
+    check_model(given["model"])
+    seconds = _deadlines(deadlines)
+    check_length(given["model"], given["data"], given["seq_len"])
+    return ProfileRequest(**given, deadline_seconds=seconds)
+
+
+def _deadlines(texts: Sequence[str]) -> dict[str, float]:
+    made: dict[str, float] = {}
+    for text in texts:
+        kind, _, seconds = text.partition("=")
+        try:
+            made[kind] = float(seconds)
+        except ValueError:
+            made[kind] = 0.0
+        if kind not in ("fingerprint", "task", "ramp") or not 0 < made[kind] <= 86400:
+            raise UserError(f"--deadline {text}: write fingerprint=90, task=180 or ramp=240")
+    return made

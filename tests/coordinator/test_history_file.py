@@ -1,0 +1,276 @@
+"""History from one store to another: every row, once, with its identity; nothing unsound."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pichak_agent.messages import Job, Outcome, encode
+from pichak_coordinator.framed_file import FramedFileError, FrameWriter, read_frames
+from pichak_coordinator.history_file import export_history, import_history, is_history
+from pichak_coordinator.history_rows import TABLES
+from pichak_coordinator.judging import judge_run
+from pichak_coordinator.records import Finding
+from pichak_coordinator.store import Store
+from pichak_core.measurement import Fingerprint, Measurement, Reason, Unmeasured
+from pichak_core.plan import Plan, Value
+
+
+class Clock:
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        self.now += 0.25
+        return self.now
+
+
+def outcome(job_id: str, attempt: int = 1, status: str = "ok", rate: float = 2000.0) -> bytes:
+    fingerprint = Fingerprint()
+    fingerprint.add(Measurement("disk.read_mb_s", rate, "MB/s", "median of 9", samples=9))
+    fingerprint.add(Measurement("cpu.model", "Some CPU\x1b[31m", "", "/proc/cpuinfo"))
+    fingerprint.add(Unmeasured("gpu.ecc", Reason.NO_DEVICE, "no GPU here"))
+    result = {
+        "fingerprint": fingerprint.to_dict(),
+        "findings": [Finding("xid", "warn", "a fault was read").as_dict()],
+    }
+    error = "" if status == "ok" else "RuntimeError: no"
+    return encode(Outcome(job_id, attempt, "fingerprint", status, result, error=error, node="h"))
+
+
+def fill(store: Store, runs: int = 3, prefix: str = "") -> list[str]:
+    made = []
+    for number in range(runs):
+        run = store.begin_run("fleet profile", {"model": "builtin:gpt-1m", "n": number})
+        hellos = [
+            {"machine_id": f"m{n}", "host": f"host-{n}", "address": f"10.0.{number}.{n}"}
+            for n in range(3)
+        ]
+        nodes = store.record_nodes(run, hellos)
+        store.record_node(run, {"host": "dead", "address": "10.9.9.9"}, error="no answer")
+        for n, node in enumerate(nodes):
+            job = Job(f"{prefix}{run}-fp-{n}", 1, "fingerprint", {"device": "cpu"}, 60.0)
+            store.record_job(run, job, node=node)
+            if n == 1:
+                store.record_outcome(outcome(job.job_id, 1, "error"))
+                store.record_job(run, Job(job.job_id, 2, job.kind, job.params, 60.0), node=node)
+            if n == 2:
+                store.set_job_state(job.job_id, "failed", error="lost")
+            else:
+                store.record_outcome(outcome(job.job_id, 1 + n, rate=2000.0 + number))
+        plan = Plan("builtin:gpt-1m", "train.jsonl", "cpu")
+        plan.set("micro_batch", Value(4, "real steps"))
+        store.record_plan(run, nodes[0], "cpu", plan)
+        judge_run(store, run)
+        store.finish_run(run)
+        made.append(run)
+    return made
+
+
+def rows(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of every table, but for the local number of a run."""
+    with sqlite3.connect(path) as db:
+        tables = [
+            name
+            for (name,) in db.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+            )
+        ]
+        found = {}
+        for table in tables:
+            columns = [c[1] for c in db.execute(f"PRAGMA table_info({table})") if c[1] != "seq"]
+            found[table] = sorted(
+                db.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall(), key=repr
+            )
+        return found
+
+
+@pytest.fixture
+def source(tmp_path: Path):
+    with Store.open(tmp_path / "one.db", clock=Clock(1.7e9)) as store:
+        yield store
+
+
+@pytest.fixture
+def target(tmp_path: Path):
+    with Store.open(tmp_path / "two.db", clock=Clock(1.9e9)) as store:
+        yield store
+
+
+def test_every_row_arrives_once(source: Store, target: Store, tmp_path: Path) -> None:
+    fill(source)
+    source.record_outcome(outcome("stray-job"))
+    path = tmp_path / "h.mpk"
+    counts = export_history(source, path, None)
+    assert is_history(path)
+    added = import_history(target, path)
+    assert added.new == added.held == counts
+    there = rows(target.path)
+    assert there == rows(source.path)
+    assert {name: len(there[name]) for name in TABLES} == counts
+    assert len(there["metrics"]) == 3 * counts["outcomes"]
+    assert [r.run for r in target.runs()] == [r.run for r in source.runs()]
+    assert [n.node for n in target.nodes()] == [n.node for n in source.nodes()]
+    again = import_history(target, path)
+    assert not again.changed
+    assert "nothing changed" in again.sentence
+    assert rows(target.path) == there
+
+
+def test_chosen_runs_bring_their_nodes_and_overlaps_do_no_harm(
+    source: Store, target: Store, tmp_path: Path
+) -> None:
+    runs = fill(source)
+    own = fill(target, 1)
+    first, second = tmp_path / "1.mpk", tmp_path / "2.mpk"
+    export_history(source, first, [runs[2], runs[1]])
+    export_history(source, second, [runs[0], runs[1]])
+    assert import_history(target, first).new["runs"] == 2
+    added = import_history(target, second)
+    assert (added.held["runs"], added.new["runs"]) == (2, 1)
+    assert {r.run for r in target.runs()} == {*runs, *own}
+    # A node of both stores is one node, with the history of both in the order of their dates.
+    node = source.nodes_of(runs[0])[0]
+    assert node in target.nodes_of(own[0])
+    times = [p.received_unix for p in target.history(node, "disk.read_mb_s")]
+    assert len(times) == 4
+    assert times == sorted(times)
+    for run in runs:
+        assert [r.as_dict() for r in target.rows_of(run)] == [
+            r.as_dict() for r in source.rows_of(run)
+        ]
+
+
+def test_a_run_that_went_on_is_completed(source: Store, target: Store, tmp_path: Path) -> None:
+    run = source.begin_run("fleet profile")
+    (node,) = source.record_nodes(run, [{"machine_id": "m", "host": "h"}])
+    source.record_job(run, Job("j1", 1, "fingerprint", {"device": "cpu"}, 60.0), node=node)
+    export_history(source, tmp_path / "1.mpk", None)
+    import_history(target, tmp_path / "1.mpk")
+    assert target.jobs(run)[0].state == "queued"
+    source.record_outcome(outcome("j1"))
+    source.finish_run(run)
+    export_history(source, tmp_path / "2.mpk", None)
+    added = import_history(target, tmp_path / "2.mpk")
+    assert added.new["jobs"] == added.new["outcomes"] == 1
+    assert rows(target.path) == rows(source.path)
+    # The earlier file does not take it back.
+    assert not import_history(target, tmp_path / "1.mpk").changed
+
+
+def frames(source: Store, tmp_path: Path) -> list[Any]:
+    fill(source, 1)
+    path = tmp_path / "h.mpk"
+    export_history(source, path, None)
+    return list(read_frames(path))
+
+
+def spoiled(parts: list[Any], table: str, path: Path, **values: Any) -> Path:
+    writer = FrameWriter(path, replace=True)
+    for part in parts:
+        if isinstance(part, bytes):
+            writer.outcome(part)
+        elif part.get("table") == table:
+            writer.object({"table": table, "row": {**part["row"], **values}})
+        else:
+            writer.object(part)
+    writer.finish()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("table", "values"),
+    [
+        ("runs", {"run": "../x"}),
+        ("runs", {"started_unix": float("inf")}),
+        ("runs", {"started_unix": "now"}),
+        ("runs", {"settings_json": "[]"}),
+        ("runs", {"settings_json": "{"}),
+        ("runs", {"settings_json": "[" * 100_000}),
+        ("runs", {"extra": 1}),
+        ("runs", {"seq": 1}),
+        ("nodes", {"gpu_uuids_json": "[1]"}),
+        ("nodes", {"host": "x" * 70_000}),
+        ("nodes", {"host": None}),
+        ("run_nodes", {"position": -1}),
+        ("run_nodes", {"run": "no-such-run"}),
+        ("run_nodes", {"hello_json": "5"}),
+        ("jobs", {"state": "exploded"}),
+        ("jobs", {"device": "/dev/sda"}),
+        ("jobs", {"kind": "shell"}),
+        ("jobs", {"attempts": True}),
+        ("jobs", {"job_id": "other"}),
+        ("outcomes", {"attempt": 77}),
+        ("outcomes", {"status": "ok!"}),
+        ("outcomes", {"simulated": 1}),
+        ("outcomes", {"received_unix": None}),
+        ("plans", {"plan_json": '{"values": 5}'}),
+        ("plans", {"plan_json": '{"values": {"micro_batch": {"value": 4, "source": ""}}}'}),
+        ("findings", {"severity": "terrible"}),
+        ("findings", {"state": "done"}),
+        ("findings", {"sentence": ""}),
+        ("findings", {"evidence_json": "null"}),
+    ],
+)
+def test_an_unsound_row_refuses_the_whole_file(
+    source: Store, target: Store, tmp_path: Path, table: str, values: dict[str, Any]
+) -> None:
+    path = spoiled(frames(source, tmp_path), table, tmp_path / "bad.mpk", **values)
+    before = rows(target.path)
+    with pytest.raises(FramedFileError, match="nothing of it was imported"):
+        import_history(target, path)
+    assert rows(target.path) == before
+
+
+def test_what_contradicts_the_store_refuses_the_whole_file(
+    source: Store, target: Store, tmp_path: Path
+) -> None:
+    parts = frames(source, tmp_path)
+    import_history(target, tmp_path / "h.mpk")
+    before = rows(target.path)
+    writer = FrameWriter(tmp_path / "forged.mpk")
+    for part in parts:
+        if isinstance(part, bytes):
+            writer.outcome(part.replace(b"2000", b"9000").replace(b"median", b"forged"))
+        else:
+            writer.object(part)
+    writer.finish()
+    with pytest.raises(FramedFileError, match="another result"):
+        import_history(target, tmp_path / "forged.mpk")
+    moved = spoiled(parts, "runs", tmp_path / "moved.mpk", started_unix=1.0)
+    with pytest.raises(FramedFileError, match="something else"):
+        import_history(target, moved)
+    assert rows(target.path) == before
+
+
+def test_cut_and_foreign_files_leave_the_store_as_it_is(
+    source: Store, target: Store, tmp_path: Path
+) -> None:
+    fill(source, 1)
+    path = tmp_path / "h.mpk"
+    export_history(source, path, None)
+    data = path.read_bytes()
+    before = rows(target.path)
+    for share in (0.3, 0.6, 0.9, 0.999):
+        path.write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(FramedFileError, match="ends in the middle"):
+            import_history(target, path)
+    assert rows(target.path) == before
+
+
+def test_an_export_that_fails_leaves_nothing(
+    source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(source, 1)
+    (tmp_path / "out").mkdir()
+
+    def full(self: FrameWriter, data: bytes) -> None:
+        raise FramedFileError("No space left on device")
+
+    monkeypatch.setattr(FrameWriter, "outcome", full)
+    with pytest.raises(FramedFileError, match="No space"):
+        export_history(source, tmp_path / "out" / "h.mpk", None)
+    assert not list((tmp_path / "out").iterdir())
