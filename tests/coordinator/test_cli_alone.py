@@ -335,3 +335,76 @@ def test_one_bad_file_does_not_keep_the_others_out_and_nothing_reaches_the_termi
     with Store.open(folder / "home" / "fleet.db", read_only=True) as store:
         # The same machine in both: the run of one probe, and the run of the other.
         assert len(store.runs()) == 2
+
+
+# --- simulated hosts ----------------------------------------------------------------------------
+
+HOST = """
+host = "{name}"
+gpu = "NVIDIA H100 80GB HBM3"
+
+[metrics]
+"gpu.kernel_launch_us" = 4.2
+"disk.read_mb_s" = 3000
+
+[[fault]]
+metric = "disk.read_mb_s"
+starts = {starts}
+factor = 0.5
+"""
+
+
+def test_a_simulated_fleet_says_so_and_its_fault_is_found_when_it_starts(tmp_path: Path) -> None:
+    """Eight hosts probed on two days; the disk of one halves between them."""
+    from pichak_coordinator.importing import import_probes
+    from pichak_coordinator.simulation import simulated_runner
+    from pichak_core.simulated_host import SimulatedHost
+
+    first, second = 1_796_040_000.0, 1_796_126_400.0  # 2026-11-30 and 2026-12-01, 12:00 UTC
+    runs = []
+    with Store.open(tmp_path / "fleet.db", clock=lambda: second + 86400) as store:
+        for day in (first, second):
+            probes = []
+            for n in range(8):
+                starts = "2026-12-01T00:00:00Z" if n == 3 else "2030-01-01T00:00:00Z"
+                path = tmp_path / f"{n}.toml"
+                path.write_text(HOST.format(name=f"sim-{n}", starts=starts))
+                host = SimulatedHost.load(path)
+                made, _ = alone({}, *host.devices)
+                made.run, made.describe = simulated_runner(host, lambda day=day: day), host.hello
+                made.clock = lambda day=day: day
+                file = tmp_path / f"{n}-{day:.0f}.mpk"
+                made.probe(file)
+                probes.append(read_probe(file))
+            entries = import_probes(store, probes)
+            assert {entry.probe.simulated for entry in entries} == {True}
+            runs.append(entries[0].run)
+        disk = [
+            {
+                row.node.host: [f.code for f in row.findings if f.metric == "disk.read_mb_s"]
+                for row in store.rows_of(run)
+            }
+            for run in runs
+        ]
+        assert not any(disk[0].values())
+        assert [host for host, codes in disk[1].items() if codes] == ["sim-3"]
+        assert all("(simulated)" in row.node.label for row in store.rows_of(runs[1]))
+
+
+def test_the_command_simulates(folder: Path) -> None:
+    (folder / "host.toml").write_text(HOST.format(name="sim", starts="2020-01-01T00:00:00Z"))
+    done = run(
+        folder, "agent", "probe", "--simulate", "host.toml", "--out", "s.mpk", "--json", "--quiet"
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["simulated"] is True
+    (node,) = record["nodes"]
+    assert (node["simulated"], node["device"], node["error"]) == (True, "cuda:0", None)
+    assert node["fingerprint"]["disk.read_mb_s"]["value"] == pytest.approx(1500, rel=0.05)
+    imported = run(folder, "import", "s.mpk")
+    assert "s.mpk: sim (simulated)" in imported.stderr
+    assert "(simulated)" in imported.stdout
+    wrong = run(folder, "agent", "probe", "--simulate", "no.toml", "--out", "t.mpk")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "no.toml" in wrong.stderr

@@ -30,6 +30,7 @@ from pichak_coordinator.cli.progress import Progress, ProgressLine
 if TYPE_CHECKING:
     from pichak_coordinator.probe_file import Probe
     from pichak_coordinator.request import ProfileRequest
+    from pichak_core.simulated_host import SimulatedHost
 
 _DEVICE = re.compile(r"auto|all|cpu|cuda(:[0-9]+)?")
 
@@ -39,6 +40,7 @@ _DEVICE = re.compile(r"auto|all|cpu|cuda(:[0-9]+)?")
         "pichak agent probe --data train.jsonl --out gpu-a.mpk",
         "pichak agent probe --seq-len 1024 --device all --depth full --out gpu-a.mpk",
         "ssh gpu-a pichak agent probe --seq-len 1024 --out a.mpk --quiet; scp gpu-a:a.mpk .",
+        "pichak agent probe --simulate host.toml --out sim.mpk",
         "pichak import *.mpk                      one table of them all, on your own machine",
     )
 )
@@ -75,6 +77,12 @@ _DEVICE = re.compile(r"auto|all|cpu|cuda(:[0-9]+)?")
     metavar="KIND=SECONDS",
     help="Longest time for a job: fingerprint=, task= or ramp=; may be repeated.",
 )
+@click.option(
+    "--simulate",
+    type=click.Path(path_type=Path),
+    metavar="HOST.toml",
+    help="Measure nothing: write what the host of this file would give. The result says so.",
+)
 @click.option("--quiet", is_flag=True, help="Print neither progress nor the plan.")
 @click.option("--strict", is_flag=True, help="Exit with 1 when a part of it failed.")
 @json_option
@@ -85,6 +93,7 @@ def probe(
     device: str,
     directory: Path | None,
     deadlines: Sequence[str],
+    simulate: Path | None,
     quiet: bool,
     strict: bool,
     as_json: bool,
@@ -100,8 +109,12 @@ def probe(
     if not _DEVICE.fullmatch(device):
         raise UserError(f"--device {device}: write auto, all, cpu or cuda:N")
     where = (directory or Path.cwd()).absolute()
+    host = None if simulate is None else _simulated(simulate)
+    if host is not None and asked["data"] is None:
+        asked["seq_len"] = asked["seq_len"] or int(host.training["seq_len"])
     request = profile_request({**asked, "device": device, "directory": str(where)}, deadlines)
-    made = _measure(request, devices_of(device), file, force, quiet)
+    devices = devices_of(device) if host is None else _devices_among(host.devices, device)
+    made = _measure(request, devices, file, force, quiet, host)
     if as_json:
         print_json(_as_dict(made, file))
     elif not quiet:
@@ -141,8 +154,34 @@ def devices_of(asked: str) -> list[str]:
     )
 
 
+def _devices_among(there: Sequence[str], asked: str) -> list[str]:
+    """The simulated devices that `--device` means."""
+    if asked == "all":
+        return list(there)
+    wanted = {"auto": there[0], "cuda": "cuda:0"}.get(asked, asked)
+    if wanted not in there:
+        raise UserError(f"--device {asked}: the simulated host has {', '.join(there)}")
+    return [wanted]
+
+
+def _simulated(file: Path) -> SimulatedHost:
+    from pichak_core.simulated_host import SimulatedHost
+
+    try:
+        return SimulatedHost.load(file)
+    except OSError as error:
+        raise UserError(f"--simulate {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"--simulate {error}") from error
+
+
 def _measure(
-    request: ProfileRequest, devices: Sequence[str], file: Path, force: bool, quiet: bool
+    request: ProfileRequest,
+    devices: Sequence[str],
+    file: Path,
+    force: bool,
+    quiet: bool,
+    host: SimulatedHost | None,
 ) -> Probe:
     from pichak_coordinator.alone import Alone
     from pichak_coordinator.framed_file import FramedFileError
@@ -163,16 +202,22 @@ def _measure(
             with contextlib.suppress(OSError):
                 progress.update([ProgressLine(device, phase, text, time.monotonic() - started)])
 
+        alone = Alone(request, devices, files, say, show)
+        if host is not None:
+            from pichak_coordinator.simulation import simulated_runner
+
+            alone.run, alone.describe = simulated_runner(host), host.hello
         try:
-            return Alone(request, devices, files, say, show).probe(file, replace_file=force)
+            return alone.probe(file, replace_file=force)
         except FramedFileError as error:
             raise UserError(str(error)) from error
 
 
 def _end_on_hangup() -> None:
     """A lost connection ends it like Ctrl-C, unless nohup or the user's shell said otherwise."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
+        signal.signal(hangup, lambda *_: os.kill(os.getpid(), signal.SIGINT))
 
 
 def _as_dict(made: Probe, file: Path) -> dict[str, Any]:
