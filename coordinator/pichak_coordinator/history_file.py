@@ -149,6 +149,7 @@ def _import(store: Store, path: Path) -> Added:
             "pichak-fleet version on both machines"
         )
     added = Added()
+    columns = {table: store.columns(table) for table in TABLES}
     newest = (float("-inf"), "")
     for record in frames:
         if isinstance(record, bytes):
@@ -160,9 +161,10 @@ def _import(store: Store, path: Path) -> Added:
             data = next(frames, None)
             if not isinstance(data, bytes):
                 raise ValueError("a row of outcomes without its result")
+            check_row(table, row, [c for c in columns[table] if c != "data"])
             new = _put_outcome(store, row, data)
         else:
-            check_row(table, row, store.columns(table))
+            check_row(table, row, columns[table])
             new = _put_row(store, table, row)
         added.held[table] += 1
         added.new[table] += new
@@ -192,7 +194,6 @@ def _put_row(store: Store, table: str, row: Mapping[str, Any]) -> int:
 
 
 def _put_outcome(store: Store, row: Mapping[str, Any], data: bytes) -> int:
-    check_row("outcomes", row, [c for c in store.columns("outcomes") if c != "data"])
     parts = read_outcome(data)
     outcome = parts.outcome
     said = (row["job_id"], row["attempt"], row["status"], row["simulated"])

@@ -3,11 +3,13 @@
 All files of one call become one run, so that they are compared and judged together; where other
 files of the call were imported before, the new ones join their run. A run holds one probe of a
 device: an earlier probe of the same device becomes a run before it. What was imported before is
-recognised by its probe's name and changes nothing.
+recognised by its probe's name and changes nothing. Machines of one identity and different host
+names are copies of one image, and are told apart.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,6 +26,8 @@ _EARLIEST_UNIX = 1_577_836_800.0
 #: What the row of a probe says whose file has no end.
 KILLED = "the probe was killed before it was done: what follows is missing"
 
+#: Identity and host name.
+Machine = tuple[str, str]
 Status = Literal["new", "extended", "known", "refused"]
 
 
@@ -45,7 +49,7 @@ class _Round:
     """Probes that become one run, or join one."""
 
     run: str = ""
-    taken: set[tuple[str, str]] = field(default_factory=set)
+    taken: set[tuple[Machine, str]] = field(default_factory=set)
     members: list[Imported] = field(default_factory=list)
 
 
@@ -128,9 +132,11 @@ def _rounds(store: Store, fresh: list[Imported], base: str) -> list[_Round]:
     """The newest probe of each device in the first round, the one before it in the second, …"""
     rounds: list[_Round] = []
     if base:
-        rounds.append(_Round(base, {(j.node, j.device) for j in store.jobs(base)}))
+        there = {node: _machine(hello) for node, hello in store.hellos_of(base).items()}
+        taken = {(there[j.node], j.device) for j in store.jobs(base) if j.node in there}
+        rounds.append(_Round(base, taken))
     for entry in sorted(fresh, key=lambda e: e.probe.started_unix, reverse=True):
-        keys = {(_machine(entry.probe), device) for device in entry.probe.devices}
+        keys = {(_machine(entry.probe.hello), device) for device in entry.probe.devices}
         for some in rounds:
             if not keys & some.taken:
                 break
@@ -142,8 +148,25 @@ def _rounds(store: Store, fresh: list[Imported], base: str) -> list[_Round]:
     return [some for some in rounds if some.members]
 
 
-def _machine(probe: Probe) -> str:
-    return node_identity(probe.hello)
+def _machine(hello: Mapping[str, Any]) -> Machine:
+    return node_identity(hello), str(hello.get("host") or "")
+
+
+def _names(store: Store, run: str, machines: Mapping[Machine, Mapping[str, Any]]) -> list[str]:
+    """A node's name for each machine: the one that it has in the run, or had before under its host
+    name, else the first that no other machine of the run has."""
+    here = {_machine(hello): node for node, hello in store.hellos_of(run).items()}
+    before = {(node.node, node.host) for node in store.nodes()}
+    made: list[str] = []
+    for machine, fresh in zip(machines, node_identities(list(machines.values())), strict=True):
+        identity, host = machine
+        used = {*here.values(), *made}
+        numbered = (identity if n == 1 else f"{identity}-{n}" for n in itertools.count(1))
+        had = sorted(n for n, h in before if h == host and f"{n}-".startswith(f"{identity}-"))
+        wanted = [here[machine]] if machine in here else [*had, fresh]
+        free = [name for name in wanted if machine in here or name not in used]
+        made.append(free[0] if free else next(name for name in numbered if name not in used))
+    return made
 
 
 def _put_round(store: Store, some: _Round, name: str) -> str:
@@ -157,13 +180,12 @@ def _put_round(store: Store, some: _Round, name: str) -> str:
         with store.dated(started):
             run = store.begin_run(COMMAND, settings)
     # Two files of one machine (a GPU each) are one node.
-    hellos = {node_identity(e.probe.hello): e.probe.hello for e in members}
-    names = node_identities(list(hellos.values()))
-    nodes = dict(zip(hellos, names, strict=True))
+    machines = {_machine(e.probe.hello): e.probe.hello for e in members}
+    nodes = dict(zip(machines, _names(store, run, machines), strict=True))
     with store.dated(started):
-        store.record_nodes(run, list(hellos.values()))
+        store.record_nodes(run, list(machines.values()), list(nodes.values()))
     for entry in members:
-        entry.run, entry.node, entry.status = run, nodes[_machine(entry.probe)], "new"
+        entry.run, entry.node, entry.status = run, nodes[_machine(entry.probe.hello)], "new"
         for job in entry.probe.jobs:
             entry.new_outcomes += _put_job(store, entry, job)
         _put_machine_error(store, entry)

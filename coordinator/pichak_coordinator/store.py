@@ -105,13 +105,18 @@ class Store(Writer):
             [(self._clock(), run)],
         )
 
-    def record_nodes(self, run: str, hellos: Sequence[Mapping[str, Any]]) -> list[str]:
-        """All agents of a run at once: the identity of each, in the order given.
+    def record_nodes(
+        self,
+        run: str,
+        hellos: Sequence[Mapping[str, Any]],
+        names: Sequence[str] | None = None,
+    ) -> list[str]:
+        """All agents of a run at once: the identity of each (or its given name), in their order.
 
         GPUs that a machine had in its run before and no longer has, or the reverse, become
         findings of this run.
         """
-        nodes = node_identities(hellos)
+        nodes = list(names) if names is not None else node_identities(hellos)
         with self.atomically():
             self._tell_gpu_changes(run, hellos, nodes)
             for node, hello in zip(nodes, hellos, strict=True):

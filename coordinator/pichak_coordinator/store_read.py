@@ -98,6 +98,11 @@ class Reader:
         found = self._all("SELECT node FROM run_nodes WHERE run = ? ORDER BY position, node", run)
         return [record[0] for record in found]
 
+    def hellos_of(self, run: str) -> dict[str, dict[str, Any]]:
+        """node -> what it said of itself in a run."""
+        found = self._all("SELECT node, hello_json FROM run_nodes WHERE run = ?", run)
+        return {node: json.loads(text) for node, text in found}
+
     def nodes(self) -> list[SeenNode]:
         """Every node of any run, the one last seen first."""
         found = self._all(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -315,6 +318,30 @@ def test_two_gpus_of_one_machine_in_two_files_are_two_rows_of_one_node(store: St
     assert [row.node.device for row in store.rows_of(made[0].run)] == ["cuda:0", "cuda:1"]
 
 
+def test_copies_of_one_image_are_several_machines(store: Store) -> None:
+    """Virtual machines made from one image have one machine id, and no GPU tells them apart."""
+
+    def copy(host: str, started: float = NOW - DAY) -> Probe:
+        made = probe(host, started=started)
+        return replace(made, hello={**made.hello, "machine_id": "of-the-image"})
+
+    some = [copy("alpha"), copy("beta"), copy("gamma")]
+    made = import_probes(store, some)
+    run = made[0].run
+    assert [entry.run for entry in made] == [run] * 3
+    assert len({entry.node for entry in made}) == 3
+    assert len(store.rows_of(run)) == 3
+    (late,) = import_probes(store, [copy("delta"), *some])[:1]
+    assert late.run == run
+    assert len(store.rows_of(run)) == 4
+    # The next day each finds its own history again, whichever of them comes first.
+    nodes = {entry.probe.hello["host"]: entry.node for entry in (*made, late)}
+    for host in ("gamma", "alpha", "delta", "beta"):
+        (entry,) = import_probes(store, [copy(host, NOW - 60)])
+        assert entry.node == nodes[host]
+        assert list(store.previous_rows(entry.run)) == [(nodes[host], "cpu")]
+
+
 def test_imported_machines_are_judged_by_their_peers_also_when_they_come_late(
     store: Store,
 ) -> None:
@@ -410,3 +437,56 @@ def test_a_simulated_result_says_so_everywhere_and_is_nobodys_peer(store: Store)
     (point,) = store.history(node, "disk.read_mb_s")
     assert point.simulated
     assert not store.history(made[0].node, "disk.read_mb_s")[0].simulated
+
+
+# --- kill -9 ------------------------------------------------------------------------------------
+
+
+def test_killed_while_importing_it_is_all_or_nothing_and_importing_again_completes_it(
+    tmp_path: Path,
+) -> None:
+    probes = [probe("alpha"), probe("beta", disk=900.0)]
+    killed = 0
+    for step in range(5, 3000, 37):
+        path = tmp_path / f"{step}.db"
+        Store.open(path).close()
+        empty = everything(path)
+        pid = os.fork()
+        if pid == 0:
+            _import_and_die(path, probes, step)
+        _, status = os.waitpid(pid, 0)
+        dump = everything(path)
+        if os.WIFSIGNALED(status):
+            killed += 1
+            assert dump == empty or dump.count('INSERT INTO "outcomes"') == 4
+        else:
+            assert dump != empty
+        with Store.open(path, clock=lambda: NOW) as store:
+            made = import_probes(store, probes)
+            assert len(store.rows_of(made[0].run)) == 2
+            assert {entry.status for entry in made} == {"new" if dump == empty else "known"}
+        if not os.WIFSIGNALED(status):
+            break
+    assert killed > 10
+
+
+def _import_and_die(path: Path, probes: list[Probe], step: int) -> None:
+    """In a process of its own: import, and be killed before the given line of the store's code."""
+    lines = 0
+
+    def trace(frame: Any, event: str, _argument: Any) -> Any:
+        nonlocal lines
+        if "/pichak_coordinator/" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and "/store" in frame.f_code.co_filename:
+            lines += 1
+            if lines == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    try:
+        with Store.open(path, clock=lambda: NOW) as store:
+            sys.settrace(trace)
+            import_probes(store, probes)
+    finally:
+        os._exit(0)
