@@ -51,6 +51,7 @@ class Courier:
     run_id: str
     on_finished: Callable[[Work], None]
     clock: Callable[[], float] = time.monotonic
+    policy: jobs.RetryPolicy = RETRY
     interrupted: bool = False
     #: Seconds in which at least one job was in flight.
     busy_seconds: float = 0.0
@@ -75,7 +76,7 @@ class Courier:
 
     def add(self, target: Target, job: Job) -> None:
         """Record the job and send it."""
-        work = Work(target, job, jobs.JobState(job.job_id, policy=RETRY))
+        work = Work(target, job, jobs.JobState(job.job_id, policy=self.policy))
         self.work[job.job_id] = work
         self._advance(work, jobs.Ready())
 

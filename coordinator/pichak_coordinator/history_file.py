@@ -168,7 +168,7 @@ def _import(store: Store, path: Path) -> Added:
             new = _put_row(store, table, row)
         added.held[table] += 1
         added.new[table] += new
-        if table == "runs" and row["command"] != "net":
+        if table == "runs" and row["command"] not in ("net", "fleet watch"):
             newest = max(newest, (row["started_unix"], row["run"]))
     added.newest = (newest[1],) if newest[1] else ()
     return added

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pichak_coordinator.absolute import absolute_findings
@@ -59,16 +59,18 @@ def judge(
     *,
     history: History | None = None,
     earlier: Mapping[Key, Sequence[Finding]] | None = None,
+    only: Collection[Key] | None = None,
 ) -> dict[Key, list[Finding]]:
     """(node, device) -> what is wrong with it, the worst first; devices without findings too.
 
     `rows` are one probe of a fleet. `history` holds earlier values of the same devices;
     `earlier` the findings that the probe before this one gave each device, for the second look.
+    `only` names the devices that are judged; the others are there as their peers.
     """
     readings = {row.key: _readings(row) for row in rows}
     groups = _groups(rows, readings)
     found: dict[Key, list[Finding]] = {}
-    for row in rows:
+    for row in rows if only is None else [row for row in rows if row.key in only]:
         before = {f.key: f for f in (earlier or {}).get(row.key, ())}
         judged = len(readings[row.key])
         mine: list[Finding] = []
@@ -81,6 +83,8 @@ def judge(
         mine += _waiting(before, readings[row.key])
         found[row.key] = mine
     for key, finding in _wrong_digests(rows).items():
+        if key not in found:
+            continue
         before = {f.key: f for f in (earlier or {}).get(key, ())}
         found[key].append(_again(finding, before))
     return {key: sorted(some, key=lambda f: f.order) for key, some in found.items()}

@@ -66,9 +66,10 @@ class ProfileRequest:
         }
 
     def _job(self, job_id: str, attempt: int, kind: str, params: Mapping[str, Any]) -> Job:
-        return Job(job_id, attempt, kind, params, self._deadline(kind), lock=MACHINE_LOCK)
+        return Job(job_id, attempt, kind, params, self.deadline(kind), lock=MACHINE_LOCK)
 
-    def _deadline(self, kind: str) -> float:
+    def deadline(self, kind: str) -> float:
+        """Seconds after which a job of this kind is ended: fingerprint, task or ramp."""
         table = {
             "fingerprint": _FINGERPRINT_SECONDS,
             "task": _TASK_SECONDS,

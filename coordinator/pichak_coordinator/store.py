@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pichak_agent.messages import Job, MessageError
 from pichak_coordinator.database import (
@@ -47,6 +47,8 @@ __all__ = [
     "node_identity",
 ]
 
+_AnyStore = TypeVar("_AnyStore", bound="Store")
+
 _FINAL_SQL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
 
@@ -58,12 +60,12 @@ class Store(Writer):
 
     @classmethod
     def open(
-        cls,
+        cls: type[_AnyStore],
         path: Path | str | None = None,
         *,
         read_only: bool = False,
         clock: Callable[[], float] = time.time,
-    ) -> Store:
+    ) -> _AnyStore:
         """Open, and create or migrate unless `read_only`; None is `default_path()`.
 
         `StoreError` for a file that is missing (when reading), damaged, another program's, or
@@ -77,7 +79,7 @@ class Store(Writer):
         with self._lock:
             self._db.close()
 
-    def __enter__(self) -> Store:
+    def __enter__(self: _AnyStore) -> _AnyStore:
         return self
 
     def __exit__(

@@ -30,7 +30,8 @@ _FINDING = "code, severity, sentence, evidence_json, state, confidence, metric"
 #: How many of a metric's latest readings a node is judged by.
 HISTORY_VALUES = 50
 #: How two runs are ordered: by when they began, and by when they were stored where that is equal.
-_SAME_KIND = "(command = 'net') = (SELECT command = 'net' FROM runs WHERE run = ?)"
+_KIND = "CASE WHEN command IN ('net', 'fleet watch') THEN command ELSE '' END"
+_SAME_KIND = f"{_KIND} = (SELECT {_KIND} FROM runs WHERE run = ?)"
 BEFORE = "(started_unix, seq) < (SELECT started_unix, seq FROM runs WHERE run = ?)"
 
 
@@ -62,8 +63,8 @@ class Reader:
     def previous_run(self, run: str, node: str | None = None) -> Run | None:
         """The run before `run`; with `node`, the last one before it that measured that node.
 
-        A network test is followed by a network test, and a profile by a profile: they measure
-        different things.
+        A network test follows a network test, a watch's probe such a probe, and a profile a
+        profile: they measure different things.
         """
         measured = (
             "AND EXISTS (SELECT 1 FROM jobs JOIN outcomes USING (job_id) "

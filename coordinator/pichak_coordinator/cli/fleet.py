@@ -16,6 +16,11 @@ class FleetGroup(LazyGroup):
             "profile",
             "Measure every node and derive its plan.",
         ),
+        "watch": (
+            "pichak_coordinator.cli.fleet_watch",
+            "watch",
+            "Probe the fleet again on a schedule and say what changes.",
+        ),
         "compare": (
             "pichak_coordinator.cli.fleet_compare",
             "compare",
@@ -35,6 +40,7 @@ class FleetGroup(LazyGroup):
     epilog="\b\nExamples:\n"
     "  pichak fleet profile --data train.jsonl\n"
     "  RAY_ADDRESS=10.0.0.1:6379 pichak fleet profile --data train.jsonl --model hf:/models/llama\n"
+    "  pichak fleet watch --every light=10m --every full=24h\n"
     "  pichak fleet compare --sort disk\n"
     "  pichak fleet history\n",
 )

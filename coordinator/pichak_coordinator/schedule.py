@@ -1,0 +1,318 @@
+"""Which node is probed when: what is known of each and the time now in, decisions out. Pure.
+
+A node is probed lightly often and fully rarely. Both intervals are the policy's times the node's
+own `pace`, which shrinks with the noise of its last probe and grows while the node is quiet, within
+[`SHORTEST`, `LONGEST`]; each next time is jittered by up to ±`JITTER` of the interval, by a hash of
+seed, node and count, so that a fleet spreads out and a schedule can be repeated.
+
+Seconds of probing are accounted for before they are spent: a probe starts only when its *longest*
+time, with all that was charged for starts of the last hour, fits the budget. When it has ended it
+is charged what it took. So no hour ever holds more than the budget, also when this process dies.
+Whoever has waited longest goes first, and what does not fit yet makes those behind it wait: a full
+probe cannot be starved by light ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pichak_coordinator.timetable import Cron, QuietHours
+
+Depth = Literal["light", "full"]
+DEPTHS: tuple[Depth, ...] = ("light", "full")
+#: How a probe ended: nothing to tell; something suspected, or told; no idle device; no result.
+End = Literal["quiet", "restless", "busy", "failed"]
+
+SHORTEST, LONGEST = 0.25, 4.0
+JITTER = 0.1
+#: A relative deviation from its own earlier readings up to which a node is quiet.
+QUIET_NOISE = 0.02
+_GROWTH = 1.25
+HOUR = 3600.0
+#: A pause between two looks at the schedule after which it is taken up anew, not caught up with.
+GAP_SECONDS = 300.0
+#: The first wait for a device that is busy, or a node that gave nothing; doubled each time.
+RETRY_SECONDS = 60.0
+_CRON_SPREAD_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user asked for. A depth without an interval and without cron is never probed.
+
+    `budget_seconds`: probe-seconds an hour over the fleet, None without a limit. `longest_seconds`:
+    what one probe of one device may take at each depth. `most_at_once`: nodes probed side by side.
+    """
+
+    every_seconds: Mapping[Depth, float] = field(
+        default_factory=lambda: {"light": 600.0, "full": 24 * HOUR}
+    )
+    cron: Mapping[Depth, Cron] = field(default_factory=dict)
+    quiet: QuietHours | None = None
+    budget_seconds: float | None = None
+    longest_seconds: Mapping[Depth, float] = field(
+        default_factory=lambda: {"light": 60.0, "full": 300.0}
+    )
+    most_at_once: int = 8
+    seed: int = 0
+
+    @property
+    def depths(self) -> tuple[Depth, ...]:
+        """Those that are probed, the shallow one first."""
+        return tuple(d for d in DEPTHS if d in self.every_seconds or d in self.cron)
+
+    def interval_seconds(self, depth: Depth, pace: float) -> float:
+        """A node's interval at this depth; with cron, how long a busy node's retry may wait."""
+        return self.every_seconds.get(depth, HOUR) * pace
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of one node's schedule; times are Unix seconds.
+
+    `again` is the depth of a second look that is due at once. `devices` is how many it is probed
+    on, one after the other. `since` holds when each depth was last begun, `retries` the probes in a
+    row that found no idle device or gave nothing.
+    """
+
+    node: str
+    due: Mapping[Depth, float]
+    pace: float = 1.0
+    devices: int = 1
+    again: Depth | None = None
+    probes: int = 0
+    retries: int = 0
+    since: Mapping[Depth, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {**self.__dict__, "due": dict(self.due), "since": dict(self.since)}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Entry:
+        """The inverse of `as_dict`."""
+        return cls(**record)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Probe-seconds of one probe: the most it may take while it runs, then what it took."""
+
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A decision: begin this now. `longest_seconds` is charged until it has ended."""
+
+    node: str
+    depth: Depth
+    reason: Literal["due", "second look"]
+    longest_seconds: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to begin now, and when to look again at the latest (Unix seconds; infinity: not before
+    something changes). `waiting_for_budget`: probes that are due and do not fit the hour."""
+
+    probes: tuple[Probe, ...]
+    look_again: float
+    waiting_for_budget: int = 0
+
+
+def first(policy: Policy, node: str, now: float, *, devices: int = 1) -> Entry:
+    """A node seen for the first time: each depth falls somewhere in the coming interval, so that a
+    fleet that joins at once is not probed at once."""
+    entry = Entry(node, {}, devices=devices)
+    due = {
+        depth: now + _share(policy, entry, depth) * policy.interval_seconds(depth, 1.0)
+        for depth in policy.depths
+    }
+    return replace(entry, due={**due, **_by_cron(policy, entry, now)})
+
+
+def fitted(policy: Policy, entry: Entry, now: float) -> Entry:
+    """An entry of an earlier watch under the present policy: depths that are new fall into the
+    coming interval, those no longer wanted are dropped, and no time lies further ahead than its
+    interval allows, which also heals a clock that was set back."""
+    new = first(policy, entry.node, now).due
+    due: dict[Depth, float] = {}
+    for depth in policy.depths:
+        old, latest = entry.due.get(depth, math.inf), _latest(policy, entry, depth, now)
+        due[depth] = old if old <= latest else new[depth]
+    again = entry.again if entry.again in policy.depths else None
+    return replace(entry, due=due, again=again)
+
+
+def resumed(policy: Policy, entries: Iterable[Entry], now: float) -> list[Entry]:
+    """The schedule after a sleep, a stop or a jump of the clock: what was missed is run once, some
+    time within half of its interval, and never in a burst."""
+    made: list[Entry] = []
+    for each in entries:
+        entry = fitted(policy, each, now)
+        spread = {
+            depth: now
+            + _share(policy, entry, depth) * 0.5 * policy.interval_seconds(depth, entry.pace)
+            for depth, due in entry.due.items()
+            if due < now
+        }
+        made.append(replace(entry, due={**entry.due, **spread}))
+    return made
+
+
+def jumped(last_look: float | None, now: float) -> bool:
+    """Whether the time since the last look is not one that a running watch leaves."""
+    return last_look is None or not -1.0 <= now - last_look <= GAP_SECONDS
+
+
+def charged(charges: Iterable[Charge], now: float) -> float:
+    """Probe-seconds of starts within the last hour; a start in the future (the clock was set back)
+    counts too."""
+    return sum(c.seconds for c in charges if c.started > now - HOUR)
+
+
+def decide(
+    policy: Policy,
+    entries: Sequence[Entry],
+    charges: Sequence[Charge],
+    running: Iterable[str],
+    now: float,
+) -> Decision:
+    """What to begin now. `running` are the nodes that are being probed; each has one probe at a
+    time, since measurements on one machine disturb each other."""
+    busy = set(running)
+    wanted = sorted(
+        (
+            (entry.again is None, *_next(policy, entry, now), entry.node, entry)
+            for entry in entries
+            if entry.node not in busy
+        ),
+        key=lambda w: (w[0], w[1], w[3]),
+    )
+    left = math.inf if policy.budget_seconds is None else policy.budget_seconds
+    left -= charged(charges, now)
+    probes: list[Probe] = []
+    look_again, blocked = math.inf, 0
+    for regular, due, depth, node, entry in wanted:
+        if due > now:
+            look_again = min(look_again, due)
+            continue
+        if len(busy) + len(probes) >= policy.most_at_once:
+            break  # the end of one of them makes room, and a look
+        cost = policy.longest_seconds[depth] * entry.devices
+        quiet = policy.quiet.ends_after(now, cost) if policy.quiet else None
+        if quiet is not None:
+            look_again = min(look_again, quiet)
+            continue
+        if blocked or cost > left:
+            blocked += 1
+            look_again = min(look_again, _freed(charges, now))
+            continue
+        left -= cost
+        probes.append(Probe(node, depth, "due" if regular else "second look", cost))
+    return Decision(tuple(probes), look_again, blocked)
+
+
+def begun(policy: Policy, entry: Entry, depth: Depth, now: float) -> Entry:
+    """The entry when a probe has begun: the next one is an interval away whatever becomes of this
+    one, so that a watch which is killed again and again does not probe again and again."""
+    count = entry.probes + 1
+    entry = replace(entry, probes=count, again=None, since={**entry.since, depth: now})
+    # A full probe holds the light one.
+    covered = [d for d in policy.depths if depth in (d, "full")]
+    due = {d: _following(policy, entry, d, now) for d in covered}
+    return replace(entry, due={**entry.due, **due})
+
+
+def ended(
+    policy: Policy,
+    entry: Entry,
+    depth: Depth,
+    now: float,
+    end: End,
+    *,
+    noise: float | None = None,
+    look_again: bool = False,
+) -> Entry:
+    """The entry when a probe has ended. `noise` is the relative deviation from the node's earlier
+    readings, None where there are none; `look_again` asks for a second look at once."""
+    if end in ("busy", "failed"):
+        wait = min(
+            RETRY_SECONDS * 2.0 ** min(entry.retries, 20),
+            policy.interval_seconds(depth, LONGEST),
+        )
+        wait *= 1 + JITTER * _share(policy, entry, depth)
+        return replace(
+            entry, retries=entry.retries + 1, due={**entry.due, depth: now + wait}, again=None
+        )
+    pace = entry.pace
+    if end == "restless":
+        pace = SHORTEST
+    elif noise is not None and noise > QUIET_NOISE:
+        pace *= max(0.5, QUIET_NOISE / noise)
+    else:
+        pace *= _GROWTH
+    entry = replace(entry, pace=min(LONGEST, max(SHORTEST, pace)), retries=0)
+    due = {d: _following(policy, entry, d, entry.since.get(d, now)) for d in policy.depths}
+    # Another depth keeps its time unless the new pace asks for an earlier one.
+    kept = {d: t if d == depth else min(t, entry.due.get(d, t)) for d, t in due.items()}
+    late = {d: max(t, now) for d, t in kept.items() if d not in policy.cron}
+    return replace(entry, due={**entry.due, **late}, again=depth if look_again else None)
+
+
+def everything_due(entries: Iterable[Entry], now: float) -> list[Entry]:
+    """For a single round: who was never probed is due now."""
+    return [replace(e, due=dict.fromkeys(e.due, now)) if not e.probes else e for e in entries]
+
+
+def _next(policy: Policy, entry: Entry, now: float) -> tuple[float, Depth]:
+    """Since when it waits, and for what: of two depths that are due the full one, which holds the
+    light one."""
+    if entry.again is not None:
+        return -math.inf, entry.again
+    waiting = [depth for depth in policy.depths if entry.due[depth] <= now]
+    first_due = min(entry.due.values())
+    if waiting:
+        return first_due, waiting[-1]
+    return first_due, min(policy.depths, key=lambda depth: entry.due[depth])
+
+
+def _following(policy: Policy, entry: Entry, depth: Depth, start: float) -> float:
+    if depth in policy.cron:
+        return _by_cron(policy, entry, start)[depth]
+    interval = policy.interval_seconds(depth, entry.pace)
+    return start + interval * (1 + JITTER * (2 * _share(policy, entry, depth) - 1))
+
+
+def _by_cron(policy: Policy, entry: Entry, now: float) -> dict[Depth, float]:
+    due: dict[Depth, float] = {}
+    for depth, cron in policy.cron.items():
+        start = cron.after(now)
+        spread = min(_CRON_SPREAD_SECONDS, JITTER * (cron.after(start) - start))
+        due[depth] = start + spread * _share(policy, entry, depth)
+    return due
+
+
+def _latest(policy: Policy, entry: Entry, depth: Depth, now: float) -> float:
+    if depth in policy.cron:
+        return policy.cron[depth].after(now) + _CRON_SPREAD_SECONDS
+    return now + policy.interval_seconds(depth, entry.pace) * (1 + JITTER)
+
+
+def _freed(charges: Iterable[Charge], now: float) -> float:
+    """When the oldest charge of the last hour falls out of it."""
+    started = [c.started for c in charges if c.started > now - HOUR and c.seconds > 0]
+    return min(started, default=math.inf) + HOUR
+
+
+def _share(policy: Policy, entry: Entry, depth: Depth) -> float:
+    """In [0, 1): the node's own, and another one for each of its probes."""
+    text = f"{policy.seed}/{entry.node}/{entry.probes}/{depth}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
