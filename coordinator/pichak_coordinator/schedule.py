@@ -76,7 +76,7 @@ class Entry:
 
     `again` is the depth of a second look that is due at once. `devices` is how many it is probed
     on, one after the other. `since` holds when each depth was last begun, `retries` the probes in a
-    row that found no idle device or gave nothing.
+    row that found no idle device or gave nothing, `failing` whether the last of them gave nothing.
     """
 
     node: str
@@ -86,6 +86,7 @@ class Entry:
     again: Depth | None = None
     probes: int = 0
     retries: int = 0
+    failing: bool = False
     since: Mapping[Depth, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -249,7 +250,11 @@ def ended(
         )
         wait *= 1 + JITTER * _share(policy, entry, depth)
         return replace(
-            entry, retries=entry.retries + 1, due={**entry.due, depth: now + wait}, again=None
+            entry,
+            retries=entry.retries + 1,
+            failing=end == "failed" or entry.failing,
+            due={**entry.due, depth: now + wait},
+            again=None,
         )
     pace = entry.pace
     if end == "restless":
@@ -258,7 +263,7 @@ def ended(
         pace *= max(0.5, QUIET_NOISE / noise)
     else:
         pace *= _GROWTH
-    entry = replace(entry, pace=min(LONGEST, max(SHORTEST, pace)), retries=0)
+    entry = replace(entry, pace=min(LONGEST, max(SHORTEST, pace)), retries=0, failing=False)
     due = {d: _following(policy, entry, d, entry.since.get(d, now)) for d in policy.depths}
     # Another depth keeps its time unless the new pace asks for an earlier one.
     kept = {d: t if d == depth else min(t, entry.due.get(d, t)) for d, t in due.items()}

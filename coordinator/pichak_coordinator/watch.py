@@ -85,6 +85,7 @@ class Watch:
         self._latest: dict[Ident, Row] = {}
         self._memories: dict[Ident, Memory] = {}
         self._run: _Run | None = None
+        self._round: dict[str, tuple[Probing, list[Row]]] = {}
         self._looked: float | None = None
         self._noted = self._looked_at_members = float("-inf")
         self._decided = float("-inf")
@@ -132,7 +133,37 @@ class Watch:
     def _nothing_now(self, now: float) -> bool:
         """For one round: nothing can be begun, after everything that was begun has ended."""
         self._decide(now)
+        if not self._prober.running:
+            self._judge_together()
+            self._decide(now)
         return not self._prober.running
+
+    def _judge_together(self) -> None:
+        """Judge the round's rows once more, now that all of its peers are known: the first nodes of
+        a new fleet had none. What that shows is suspected, and looked at again."""
+        members = self._members.current
+        peers = [row for (node, _), row in self._latest.items() if node in members]
+        for node, (probing, rows) in self._round.items():
+            memories = {ident(row.node): self._memory(ident(row.node)) for row in rows}
+            events: list[Event] = []
+            for each in judge_probe(rows, peers, memories, {}):
+                key = ident(each.row.node)
+                known = {finding.key for finding in memories[key].findings}
+                fresh = [
+                    f
+                    for f in each.memory.findings
+                    if f.key not in known and f.state == "suspected" and f.severity != "info"
+                ]
+                if fresh:
+                    findings = (*memories[key].findings, *fresh)
+                    memories[key] = replace(memories[key], findings=findings)
+                    self._store.record_findings(probing.run, *each.row.key, fresh)
+                    told = [f.as_dict() for f in fresh]
+                    events += [e for e in each.events if e.get("finding") in told]
+            if events:
+                entry = replace(self._entries[node], again=probing.depth)
+                self._keep(probing, entry, memories, events)
+        self._round.clear()
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -255,7 +286,7 @@ class Watch:
             self.tally.measured += 1
             self.tally.failed += bool(probing.failures)
             entry, events, memories = self._judge(probing, rows, entry, now)
-            if entry.retries == 0 and self._entries[node].retries and not probing.failures:
+            if self._entries[node].failing and not probing.failures:
                 events.insert(0, event("probe_works", record, "could be probed again"))
         elif probing.busy:
             self.tally.busy += 1
@@ -264,17 +295,28 @@ class Watch:
             entry = schedule.ended(self._policy, entry, probing.depth, now, "busy")
         else:
             self.tally.failed += 1
-            if not entry.retries:
+            if not entry.failing:
                 why = "; ".join(dict.fromkeys(probing.failures)) or "it gave no reading"
                 text = f"the {probing.depth} probe failed: {why}"
                 events.append(event("probe_failed", record, text))
             entry = schedule.ended(self._policy, entry, probing.depth, now, "failed")
+        self._round[node] = (probing, rows)
+        self._keep(probing, entry, memories, events)
+
+    def _keep(
+        self,
+        probing: Probing,
+        entry: Entry,
+        memories: Mapping[Ident, Memory],
+        events: Sequence[Event],
+    ) -> None:
+        """All that a probe came to, in the store at once, and then told."""
         charge = Charge(probing.started, probing.seconds)
-        self._charges[probing.name], self._entries[node] = charge, entry
+        self._charges[probing.name], self._entries[entry.node] = charge, entry
         told = self._store.end_probe(
             probing.name, charge, entry, memories, [self._marked(e) for e in events]
         )
-        self._memories |= memories
+        self._memories.update(memories)
         self._decided = float("-inf")
         self._show(told)
 

@@ -13,7 +13,7 @@ from typing import Any
 from pichak_coordinator.changes import Change
 from pichak_coordinator.judge import History, judge
 from pichak_coordinator.records import Finding, NodeRecord, Row
-from pichak_coordinator.watch_memory import Drift, Memory, drift, still_open
+from pichak_coordinator.watch_memory import Drift, Memory, begun_anew, drift, still_open
 from pichak_core.measurement import Measurement
 
 #: Kinds that leave the machine: what is sure, and who comes and goes.
@@ -85,17 +85,17 @@ def _judged(row: Row, found: Sequence[Finding], memory: Memory) -> Judged:
             fresh |= finding.severity != "info"
             restless |= finding.severity != "info"
     now = {finding.key for finding in findings}
-    for key, old in was.items():
-        if key not in now:
-            events.append(_cleared(row, old, moved))
+    over = [old for key, old in was.items() if key not in now]
+    events += [_cleared(row, old, moved) for old in over]
     accused = {finding.metric for finding in findings}
     for change in moved.changed:
         restless = True
         if change.metric not in accused:
             events.append(_changed(row, change, moved))
-    return Judged(
-        row, replace(moved.memory, findings=findings), tuple(events), fresh, restless, moved.noise
-    )
+    # That a fault ended has been told with its figures; it is no change to be told again.
+    ended = [old.metric for old in over if old.state == "confirmed"]
+    kept = replace(begun_anew(moved.memory, row, ended), findings=findings)
+    return Judged(row, kept, tuple(events), fresh, restless, moved.noise)
 
 
 def event(kind: str, node: NodeRecord, text: str, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ direction, in two probes in a row; a text when two probes in a row read the same
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,6 +149,17 @@ def drift(memory: Memory, row: Row) -> Drift:
         else:
             made[metric] = replace(before, pending=seen)
     return Drift(replace(memory, before=made), tuple(told), differences, _noise(old, new))
+
+
+def begun_anew(memory: Memory, row: Row, metrics: Iterable[str]) -> Memory:
+    """What the row read of these metrics stands for "before" from now on."""
+    readings = _readings(row)
+    made = dict(memory.before)
+    for metric in metrics:
+        reading = readings.get(metric)
+        if isinstance(reading, Measurement) and not reading.suspect:
+            made[metric] = _fresh(reading)
+    return replace(memory, before=made)
 
 
 def _readings(row: Row) -> Mapping[str, Reading]:
