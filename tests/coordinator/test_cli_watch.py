@@ -1,0 +1,96 @@
+"""``pichak fleet watch``: what bad input says, and one round through real Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pichak_coordinator.cli import app
+from pichak_coordinator.cli.fleet_watch import seconds_of
+from pichak_coordinator.watch_store import WatchStore
+
+PICHAK = [sys.executable, "-c", "from pichak_coordinator.cli import main; main()"]
+
+
+def call(tmp_path: Path, *arguments: Any) -> Result:
+    store = ["--store", str(tmp_path / "fleet.db")]
+    return CliRunner().invoke(app, ["fleet", "watch", *store, *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--every", "light=0m"], ["light=0m", "10m"]),
+        (["--every", "light=1s"], ["light=1s", "at least 10 s"]),
+        (["--every", "deep=10m"], ["deep=10m", "full=24h"]),
+        (["--every", "light=never", "--every", "full=never"], ["nothing is left to do"]),
+        (["--cron", "full=61 * * * *"], ["61 * * * *", "cron expression"]),
+        (["--cron", "0 3 * * *"], ["full='0 3 * * *'"]),
+        (["--quiet-hours", "22"], ["'22'", "22-06"]),
+        (["--budget", "120s/min"], ["120s/min", "120s/h"]),
+        (["--budget", "60s/h"], ["light probe may take 65 s", "65s/h"]),
+        (["--budget", "80s/h"], ["full probe may take 95 s", "--every full=never"]),
+        (["--deadline", "disk=9s"], ["disk=9s", "ramp="]),
+        (["--for", "soon"], ["soon", "90s"]),
+        (["--webhook-secret-file", "key"], ["without --webhook"]),
+        (["--webhook", "example.com"], ["https://"]),
+        (["--webhook", "http://x", "--webhook-secret-file", "/none"], ["/none", "No such file"]),
+        (["--data", "/none.jsonl"], ["/none.jsonl", "no such file"]),
+        (["--model", "builtin:gpt-9"], ["gpt-9"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_starts(
+    tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = call(tmp_path, *arguments)
+    assert done.exit_code == 2
+    for word in words:
+        assert word in done.output.replace("\n", " "), done.output
+    assert not (tmp_path / "fleet.db").exists()
+
+
+def test_a_store_that_is_watched_already_is_refused(tmp_path: Path) -> None:
+    with WatchStore.open(tmp_path / "fleet.db") as store, store.held():
+        done = call(tmp_path)
+    assert done.exit_code == 2
+    assert f"already watched by process {os.getpid()}" in done.output
+
+
+def test_lengths_of_time() -> None:
+    assert [seconds_of(t) for t in ("90s", "10m", "1.5h", "7d")] == [90, 600, 5400, 604800]
+    for text in ("", "10", "10 m", "-5m", "0s", "nan", "inf", "1e9h", "9999d", "5min"):
+        with pytest.raises(ValueError, match="length of time"):
+            seconds_of(text)
+
+
+@pytest.mark.ray
+def test_one_round_on_a_local_ray_and_the_next_has_nothing_to_do(tmp_path: Path) -> None:
+    env = {**os.environ, "PICHAK_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env.pop("RAY_ADDRESS", None)
+
+    def run(*more: str) -> tuple[int, list[dict[str, Any]], str]:
+        done = subprocess.run(
+            [*PICHAK, "fleet", "watch", "--once", "--json", "--every", "full=never", *more],
+            env=env, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        return done.returncode, [json.loads(x) for x in done.stdout.splitlines()], done.stderr
+
+    code, events, said = run()
+    assert code == 0, said
+    assert [event["event"] for event in events][:1] == ["joined"]
+    assert "1 probes" in said
+    with WatchStore.open(tmp_path / "fleet.db") as store:
+        (run_id,) = [r.run for r in store.runs() if r.settings == {"depth": "light"}]
+        (row,) = store.rows_of(run_id)
+        assert row.fingerprint.number("host.memory_copy_mb_s")
+        assert "disk.read_mb_s" not in row.fingerprint
+        (entry,) = store.entries().values()
+        assert entry.probes == 1
+        assert [job.state for job in store.jobs(run_id)] == ["done"]
