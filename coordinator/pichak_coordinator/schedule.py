@@ -18,6 +18,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from pichak_coordinator.timetable import Cron, QuietHours
@@ -60,7 +61,7 @@ class Policy:
     most_at_once: int = 8
     seed: int = 0
 
-    @property
+    @cached_property
     def depths(self) -> tuple[Depth, ...]:
         """Those that are probed, the shallow one first."""
         return tuple(d for d in DEPTHS if d in self.every_seconds or d in self.cron)

@@ -365,7 +365,7 @@ class Watch:
 
     def _remember(self, row: Row) -> None:
         """The latest of each reading: what one probe could not read keeps its last good value."""
-        old = self._latest.get(ident(row.node))
+        old = self._latest.pop(ident(row.node), None)  # the newest is at the end
         if old is not None:
             fingerprint = Fingerprint(old.fingerprint)
             for reading in row.fingerprint.values():

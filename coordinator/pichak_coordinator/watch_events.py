@@ -6,7 +6,7 @@ sentence for a person) and what the kind adds. Those of `NOTIFIED` go to the web
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,9 @@ from pichak_core.measurement import Measurement
 NOTIFIED = frozenset(
     {"confirmed", "cleared", "changed", "joined", "left", "probe_failed", "probe_works"}
 )
+
+#: Peers of a model that a probe is held against; from `verdict.WHOLE_GROUP` on more change little.
+MOST_PEERS = 48
 
 Event = Mapping[str, Any]
 Ident = tuple[str, str]
@@ -50,14 +53,28 @@ def judge_probe(
     history: History,
 ) -> list[Judged]:
     """Judge one probe's rows of a node: `peers` are the latest rows of every device of the fleet,
-    older ones of these devices included, which count for nothing here."""
+    the one that was read last at the end, older ones of these devices included, which count for
+    nothing here."""
     mine = {ident(row.node) for row in rows}
-    others = [_apart(row) for row in peers if ident(row.node) not in mine]
+    strangers = [row for row in peers if ident(row.node) not in mine]
+    others = [_apart(row) for row in _latest(strangers, {row.node.model for row in rows})]
     earlier = {row.key: memories.get(ident(row.node), Memory()).findings for row in rows}
     found = judge(
         [*rows, *others], history=history, earlier=earlier, only={row.key for row in rows}
     )
     return [_judged(row, found[row.key], memories.get(ident(row.node), Memory())) for row in rows]
+
+
+def _latest(peers: Sequence[Row], models: Collection[str]) -> list[Row]:
+    """Of each model those that were read last: the median of more of them is hardly steadier."""
+    left = dict.fromkeys(models, MOST_PEERS)
+    chosen: list[Row] = []
+    for row in reversed(peers):
+        model = row.node.model
+        if left.get(model, 0) > 0:
+            left[model] -= 1
+            chosen.append(row)
+    return chosen
 
 
 def _apart(row: Row) -> Row:

@@ -1,0 +1,246 @@
+"""A fleet that falls ill under a fake clock, watched with the real schedule, judge and memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pichak_coordinator import schedule
+from pichak_coordinator.records import NodeRecord, Row
+from pichak_coordinator.schedule import HOUR, Charge, Depth, Entry, Policy
+from pichak_coordinator.watch_events import ident, judge_probe
+from pichak_coordinator.watch_memory import Memory
+from pichak_core.measurement import Fingerprint, Measurement
+
+DAY = 86400.0
+STEP = 1800.0
+MODELS = {"H100": 4.0, "A100": 2.5, "L40S": 1.8, "L4": 1.0}
+COPY, MATMUL, HOST, DISK = (
+    "gpu.h2d_pinned_mb_s",
+    "gpu.matmul_bf16_tflop_s",
+    "host.memory_copy_mb_s",
+    "disk.read_mb_s",
+)
+LIGHT = {COPY: (6000.0, "MB/s"), MATMUL: (200.0, "TFLOP/s"), HOST: (8000.0, "MB/s")}
+FULL = {**LIGHT, DISK: (900.0, "MB/s")}
+COST: dict[Depth, float] = {"light": 8.0, "full": 25.0}
+BUDGET = 1800.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a node's metric from `begin` on."""
+
+    kind: str
+    metric: str
+    begin: float
+
+    def factor(self, now: float) -> float:
+        """By which its reading is multiplied."""
+        if now < self.begin:
+            return 1.0
+        if self.kind == "drift":
+            return 1 - min(0.20, 0.01 * (now - self.begin) / DAY)
+        if self.kind == "daily":
+            return 0.75 if (now - self.begin) % DAY < 8 * HOUR else 1.0
+        return {"copies": 0.85, "matmul": 0.90, "disk": 0.70, "silent": 1.0}[self.kind]
+
+
+KINDS = (
+    ("copies", COPY, 6),
+    ("matmul", MATMUL, 6),
+    ("disk", DISK, 4),
+    ("drift", COPY, 4),
+    ("daily", HOST, 4),
+    ("silent", "", 2),
+)
+
+
+@dataclass
+class Month:
+    """One simulated fleet; `run` fills the rest."""
+
+    nodes: int = 500
+    days: float = 30.0
+    seed: int = 0
+    noisy: int = 50
+    kinds: Sequence[tuple[str, str, int]] = KINDS
+    latest_fault_day: float = 20.0
+    entries: dict[str, Entry] = field(default_factory=dict)
+    faults: dict[str, Fault] = field(default_factory=dict)
+    found: dict[str, float] = field(default_factory=dict)
+    false: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[tuple[float, str, Depth]] = field(default_factory=list)
+    events: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+        self.policy = Policy(
+            every_seconds={"light": 2 * HOUR, "full": DAY},
+            longest_seconds={"light": 60.0, "full": 90.0},
+            budget_seconds=BUDGET,
+            most_at_once=64,
+            seed=self.seed,
+        )
+        self.names = [f"n-{i:04d}" for i in range(self.nodes)]
+        chosen = self.draw.sample(self.names, self.noisy + sum(k[2] for k in self.kinds))
+        self.noise = dict.fromkeys(self.names, 0.01)
+        self.noise |= dict.fromkeys(chosen[: self.noisy], 0.03)
+        ill = chosen[self.noisy :]
+        for kind, metric, count in self.kinds:
+            for _ in range(count):
+                begin = self.draw.uniform(3, self.latest_fault_day) * DAY
+                self.faults[ill.pop()] = Fault(kind, metric, begin)
+        self.own = {
+            name: {metric: 1 + 0.01 * self.draw.gauss(0, 1) for metric in FULL}
+            for name in self.names
+        }
+        self.memories: dict[tuple[str, str], Memory] = {}
+        self.latest: dict[tuple[str, str], Row] = {}
+        self.charges: list[Charge] = []
+        self.digest = hashlib.sha256()
+
+    def run(self) -> Month:
+        """The whole time."""
+        first = (schedule.first(self.policy, name, 0.0) for name in self.names)
+        self.entries = {entry.node: entry for entry in first}
+        now = 0.0
+        while now < self.days * DAY:
+            at = now
+            while self._round(at):
+                at += 60.0
+            now = max(now + STEP, math.ceil(at / STEP) * STEP)
+        return self
+
+    def _round(self, now: float) -> bool:
+        """Begin and end what is due; whether second looks are due now."""
+        probed: dict[str, tuple[Depth, float]] = {}
+        while True:
+            self.charges = [c for c in self.charges if c.started > now - HOUR]
+            # Those of this round that wait to be judged take nobody's place.
+            room = replace(self.policy, most_at_once=self.policy.most_at_once + len(probed))
+            made = schedule.decide(room, list(self.entries.values()), self.charges, probed, now)
+            if not made.probes:
+                break
+            for probe in made.probes:
+                self.entries[probe.node] = schedule.begun(
+                    self.policy, self.entries[probe.node], probe.depth, now
+                )
+                self.charges.append(Charge(now, COST[probe.depth]))
+                self.starts.append((now, probe.node, probe.depth))
+                probed[probe.node] = (probe.depth, now)
+            now += max(COST[probe.depth] for probe in made.probes)
+        self._judge(probed, now)
+        return any(e.again for e in self.entries.values()) and bool(probed)
+
+    def _judge(self, probed: dict[str, tuple[Depth, float]], now: float) -> None:
+        rows = []
+        for node, (depth, at) in probed.items():
+            row = self._measure(node, depth, at)
+            if row is None:
+                if not self.entries[node].failing:
+                    self._tell(now, node, "probe_failed", "", "fail")
+                self.entries[node] = schedule.ended(
+                    self.policy, self.entries[node], depth, now, "failed"
+                )
+            else:
+                rows.append(row)
+        for each in judge_probe(rows, list(self.latest.values()), self.memories, {}):
+            node, key = each.row.node.node, ident(each.row.node)
+            self.memories[key] = each.memory
+            for event in each.events:
+                kind = event["event"]
+                finding = event.get("finding") or {}
+                metric = finding.get("metric") or event["change"]["metric"]
+                self._tell(now, node, kind, metric, finding.get("severity", "warn"))
+            self.entries[node] = schedule.ended(
+                self.policy,
+                self.entries[node],
+                probed[node][0],
+                now,
+                "restless" if each.restless else "quiet",
+                noise=each.noise,
+                look_again=each.fresh,
+            )
+            old = self.latest.pop(key, None)
+            merged = Fingerprint({**old.fingerprint, **each.row.fingerprint} if old else
+                                 each.row.fingerprint)  # fmt: skip
+            self.latest[key] = replace(each.row, fingerprint=merged)
+
+    def _measure(self, node: str, depth: Depth, now: float) -> Row | None:
+        fault = self.faults.get(node)
+        if fault and fault.kind == "silent" and now >= fault.begin:
+            return None
+        model = list(MODELS)[int(node[2:]) % len(MODELS)]
+        found = Fingerprint()
+        sigma = self.noise[node]
+        for metric, (base, unit) in (FULL if depth == "full" else LIGHT).items():
+            true = base * self.own[node][metric]
+            if metric in (COPY, MATMUL):
+                true *= MODELS[model]
+            if fault and fault.metric == metric:
+                true *= fault.factor(now)
+            value = true * math.exp(sigma * self.draw.gauss(0, 1))
+            # The spread that nine samples with the probe's own noise would show, thrice a median's.
+            spread = value * max(0.01, 2.4 * sigma if sigma > 0.01 else 0.0)
+            found.add(Measurement(metric, value, unit, "simulated", samples=9, spread=spread))
+        return Row(NodeRecord(node, node, device="cuda:0", gpu_model=model), found)
+
+    def _tell(self, now: float, node: str, kind: str, metric: str, severity: str) -> None:
+        self.events[kind] += 1
+        self.digest.update(json.dumps([now, node, kind, metric, severity]).encode())
+        fault = self.faults.get(node)
+        is_it = fault is not None and now >= fault.begin and metric == fault.metric
+        if is_it and kind in ("confirmed", "probe_failed"):
+            self.found.setdefault(node, now)
+        elif not is_it and kind in ("confirmed", "changed", "probe_failed") and severity != "info":
+            # A daily fault is well again for sixteen hours of the day: no false alarm either way.
+            self.false.append({"node": node, "kind": kind, "metric": metric, "day": now / DAY})
+
+    # -- figures ----------------------------------------------------------------------------------
+
+    def hours_to_find(self, kind: str) -> list[float]:
+        """Hours from each fault's beginning until it was found; infinite if never."""
+        return sorted(
+            (self.found.get(node, math.inf) - fault.begin) / HOUR
+            for node, fault in self.faults.items()
+            if fault.kind == kind
+        )
+
+    def healthy_probes(self) -> int:
+        """Probes of nodes that never fall ill."""
+        return sum(node not in self.faults for _, node, _ in self.starts)
+
+    def fullest_hour(self) -> float:
+        """The most probe-seconds of any hour, which begins with a start."""
+        fullest, first, held = 0.0, 0, 0.0
+        for at, _, depth in self.starts:
+            held += COST[depth]
+            while self.starts[first][0] <= at - HOUR:
+                held -= COST[self.starts[first][2]]
+                first += 1
+            fullest = max(fullest, held)
+        return fullest
+
+    def most_in_a_step(self) -> int:
+        """The most probes that began in any half-hour after the first day."""
+        later = (int(at // STEP) for at, _, _ in self.starts if at >= DAY)
+        return max(Counter(later).values(), default=0)
+
+    def seconds_on_day(self, day: float) -> float:
+        """Probe-seconds of one day."""
+        return sum(COST[d] for at, _, d in self.starts if day <= at / DAY < day + 1)
+
+    def quiet_paces(self) -> list[float]:
+        """The pace of every node that is neither ill nor noisy, the shortest first."""
+        return sorted(
+            entry.pace
+            for node, entry in self.entries.items()
+            if node not in self.faults and self.noise[node] <= 0.01
+        )
