@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +33,8 @@ LEASE_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 
 _HEAD_RESOURCE = "node:__internal_head__"
+#: What the labels begin with that Ray itself puts on a node.
+_RAYS_OWN = "ray.io/"
 
 
 class ClusterError(RuntimeError):
@@ -41,7 +43,8 @@ class ClusterError(RuntimeError):
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One Ray node as the cluster describes it. `cpus` and `gpus` are what Ray may lease."""
+    """One Ray node as the cluster describes it. `cpus` and `gpus` are what Ray may lease, `labels`
+    those that its owner put on it."""
 
     node_id: str
     host: str
@@ -51,11 +54,13 @@ class ClusterNode:
     gpus: int
     is_head: bool
     death_reason: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_ray(cls, record: Mapping[str, Any]) -> ClusterNode:
         """From one entry of `ray.nodes()`."""
         resources = record.get("Resources") or {}
+        labels = record.get("Labels") or {}
         return cls(
             node_id=str(record["NodeID"]),
             host=str(record.get("NodeManagerHostname") or record.get("NodeName") or ""),
@@ -65,6 +70,11 @@ class ClusterNode:
             gpus=int(resources.get("GPU", 0)),
             is_head=_HEAD_RESOURCE in resources,
             death_reason=str(record.get("DeathReasonMessage") or ""),
+            labels={
+                str(name): str(value)
+                for name, value in labels.items()
+                if not str(name).startswith(_RAYS_OWN)
+            },
         )
 
 

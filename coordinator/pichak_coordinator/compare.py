@@ -10,17 +10,20 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pichak_coordinator.pick import Pick, Prices, pick, price_of
-from pichak_coordinator.records import Row, json_safe
-from pichak_coordinator.speed import (
-    plan_number,
-    processed_speed,
-    rows_per_second,
-    scored_speed,
+from pichak_coordinator.economics import Economics, economics, number
+from pichak_coordinator.pick import By, Pick, pick
+from pichak_coordinator.prices import (
+    NO_PRICES,
+    PriceBook,
+    Prices,
+    book_of,
+    with_default_currency,
 )
+from pichak_coordinator.records import Row, json_safe
+from pichak_coordinator.speed import plan_number, processed_speed, scored_speed
 from pichak_coordinator.text import csv_cell, markdown_cell, shortened
 from pichak_core.plan import format_number
 
@@ -49,16 +52,22 @@ class Column:
 class Context:
     """What a cell needs besides its row: prices, and how many rows share a node's price."""
 
-    prices: Prices
+    prices: PriceBook
     devices: Mapping[str, int]
+
+    def economics(self, row: Row) -> Economics:
+        """What training on this row costs."""
+        return economics(row, self.prices, self.devices[row.node.node])
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table: the row it shows, and a cell for every column."""
+    """One row of the table: the row it shows, a cell for every column, and the sources of what it
+    costs."""
 
     row: Row
     cells: Mapping[str, Cell]
+    economics: Economics
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class Comparison:
     lines: tuple[Line, ...]
     columns: tuple[Column, ...]
     pick: Pick
-    prices: Prices = field(default_factory=dict)
+    prices: PriceBook = NO_PRICES
 
     def sorted_by(self, key: str, *, descending: bool | None = None) -> Comparison:
         """The same table in another order; lines without a value stay last, equal ones in place.
@@ -93,6 +102,7 @@ class Comparison:
                 "device": line.row.node.device,
                 "simulated": line.row.node.simulated,
                 **line.cells,
+                "economics": line.economics.as_dict(),
                 "findings": [f.as_dict() for f in line.row.findings],
             }
             for line in self.lines
@@ -125,22 +135,33 @@ class Comparison:
 def compare(
     rows: Sequence[Row],
     *,
-    prices: Prices | None = None,
+    prices: PriceBook | Prices | None = None,
     sort: str | None = None,
     descending: bool | None = None,
+    by: By | None = None,
 ) -> Comparison:
     """The table of `rows`: by speed, the fastest first, unless `sort` names a column.
 
-    `prices` are dollars an hour for a whole node, by identity or host name; a node's GPUs share
-    its price. A column without a single value is hidden. `ValueError` for an unknown `sort`.
+    `prices` are a price list, or dollars an hour for a whole node by identity or host name; a
+    node's GPUs share its price. `by` is what the pick under the table goes by. A column without a
+    single value is hidden. `ValueError` for an unknown `sort`.
     """
-    known = prices or {}
+    known = with_default_currency(book_of(prices), rows)
     context = Context(known, Counter(row.node.node for row in rows))
     lines = tuple(
-        Line(row, {column.key: column.value(row, context) for column in COLUMNS}) for row in rows
+        Line(
+            row,
+            {column.key: column.value(row, context) for column in COLUMNS},
+            context.economics(row),
+        )
+        for row in rows
     )
-    visible = tuple(c for c in COLUMNS if any(line.cells[c.key] is not None for line in lines))
-    made = Comparison(lines, visible, pick(rows, prices=known), known)
+    visible = tuple(
+        replace(c, unit=c.unit.replace("$", known.symbol))
+        for c in COLUMNS
+        if any(line.cells[c.key] is not None for line in lines)
+    )
+    made = Comparison(lines, visible, pick(rows, prices=known, by=by), known)
     if sort is not None:
         return made.sorted_by(sort, descending=descending)
     # Sorts are stable: the last one decides, the earlier ones break its ties.
@@ -200,22 +221,8 @@ def _processed(row: Row, _context: Context) -> Cell:
     return speed.tokens_per_second if speed else None
 
 
-def _price(row: Row, context: Context) -> Cell:
-    return price_of(row, context.prices, context.devices[row.node.node])
-
-
-def _cost(row: Row, context: Context) -> Cell:
-    """$/h ÷ (scored tokens/s × 3600 s/h) × 10⁶."""
-    price, speed = _price(row, context), scored_speed(row)
-    if not isinstance(price, float) or speed is None:
-        return None
-    return price / (speed.tokens_per_second * 3600) * 1e6
-
-
-def _epoch(row: Row, _context: Context) -> Cell:
-    """Rows of the whole file ÷ rows a second."""
-    total, rate = plan_number(row.plan, "rows_total"), rows_per_second(row)
-    return total / rate / 3600 if total and rate else None
+def _money(name: str) -> Callable[[Row, Context], Cell]:
+    return lambda row, context: number(getattr(context.economics(row), name))
 
 
 def _findings(row: Row, _context: Context) -> Cell:
@@ -238,9 +245,16 @@ COLUMNS: tuple[Column, ...] = (
     Column("micro_batch", "micro-batch", "", "high", _batch),
     Column("scored_tokens_per_second", "scored", "tok/s", "high", _scored),
     Column("tokens_per_second", "all", "tok/s", "high", _processed),
-    Column("price_per_hour", "price", "$/h", "low", _price),
-    Column("cost_per_million_scored_tokens", "cost", "$/M scored", "low", _cost),
-    Column("hours_per_epoch", "epoch", "h", "low", _epoch),
+    Column("price_per_hour", "price", "$/h", "low", _money("price_per_hour")),
+    Column(
+        "cost_per_million_scored_tokens",
+        "cost",
+        "$/M scored",
+        "low",
+        _money("cost_per_million_scored_tokens"),
+    ),
+    Column("hours_per_epoch", "epoch", "h", "low", _money("hours_per_epoch")),
+    Column("cost_per_epoch", "epoch cost", "$", "low", _money("cost_per_epoch")),
     Column("launch_us", "launch", "µs", "low", _number("gpu.kernel_launch_us")),
     Column("op_dispatch_us", "CPU op", "µs", "low", _number("cpu.op_dispatch_us")),
     Column("matmul_bf16_tflop_s", "bf16", "TFLOP/s", "high", _number("gpu.matmul_bf16_tflop_s")),

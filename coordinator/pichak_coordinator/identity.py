@@ -95,16 +95,17 @@ def gpu_changes(had: Set[str], has: Set[str]) -> list[Finding]:
 def node_record(node: str, hello: Mapping[str, Any], device: str) -> NodeRecord:
     """The record of one device of a node, from its agent's hello.
 
-    Read from it: ``host``, ``address``, ``cpu_model``, ``versions``, and ``gpus``, a list of
-    ``{"name": …, "uuid": …}``. Its order is NVML's, so it names a GPU only where all have the same
-    name, or where an entry says ``"device": "cuda:N"``. What the hello does not say stays "".
+    Read from it: ``host``, ``address``, ``cpu_model``, ``versions``, ``labels``, and ``gpus``, a
+    list of ``{"name": …, "uuid": …}``. Its order is NVML's, so it names a GPU only where all have
+    the same name, or where an entry says ``"device": "cuda:N"``. What the hello does not say stays
+    "".
     """
     listed = hello.get("gpus")
     gpus = [g for g in listed if isinstance(g, Mapping)] if isinstance(listed, list) else []
     named = {str(g.get("name") or "") for g in gpus if g.get("device", device) == device}
     gpu_model = "" if device.startswith("cpu") or len(named) != 1 else named.pop()
     cpu_model = str(hello.get("cpu_model") or "")
-    versions = hello.get("versions")
+    versions, labels = hello.get("versions"), hello.get("labels")
     return NodeRecord(
         node=node,
         host=str(hello.get("host") or ""),
@@ -116,4 +117,5 @@ def node_record(node: str, hello: Mapping[str, Any], device: str) -> NodeRecord:
         versions={str(k): str(v) for k, v in versions.items()}
         if isinstance(versions, Mapping)
         else {},
+        labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, Mapping) else {},
     )

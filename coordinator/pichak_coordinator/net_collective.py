@@ -176,7 +176,7 @@ def _concluded(
     broken = {job_id: why for job_id, f in done.items() if (why := _broken(f))}
     if not broken:
         reading = _readings(done[next(iter(jobs))])[BUS]
-        points = _points(reading)
+        points = points_of(reading)
         return Collective(names, reading, points, backend)
     culprit = who_broke([(jobs[j].name, done[j], why) for j, why in broken.items()])
     gaps = [f"{jobs[job_id].name}: {why}" for job_id, why in broken.items()]
@@ -200,7 +200,7 @@ def who_broke(failures: Sequence[tuple[str, Finished, str]]) -> str:
     return f"{name} broke it: {' '.join(why.split())[:400]}"
 
 
-def _points(reading: Reading) -> tuple[Point, ...]:
+def points_of(reading: Reading) -> tuple[Point, ...]:
     """The curve behind a reading; none where what the node sent is not one."""
     curve = reading.detail.get("curve") if isinstance(reading, Measurement) else None
     try:

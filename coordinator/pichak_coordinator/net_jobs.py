@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +41,7 @@ class NetNode:
     @property
     def metric_name(self) -> str:
         """Its name as a part of a metric's."""
-        return re.sub(r"[^A-Za-z0-9_-]", "-", self.name)
+        return metric_name(self.name)
 
     def door(self) -> dict[str, Any]:
         """What a client needs for one session with its listener; made anew for each."""
@@ -55,19 +56,32 @@ class NetNode:
 
 
 def named(nodes: Sequence[tuple[ClusterNode, str]]) -> list[NetNode]:
-    """(node, identity) with names that differ: host names, else addresses, else numbered ones."""
-    hosts = [node.host or node.address for node, _ in nodes]
-    addresses = [node.address for node, _ in nodes]
+    """(node, identity) with names that differ."""
+    names = names_of([(node.host, node.address) for node, _ in nodes])
+    return [
+        NetNode(node, identity, name) for (node, identity), name in zip(nodes, names, strict=True)
+    ]
+
+
+def names_of(places: Sequence[tuple[str, str]]) -> list[str]:
+    """A name for each (host, address) of a test: host names, else addresses, else numbered ones."""
+    hosts = Counter(host or address for host, address in places)
+    addresses = Counter(address for _, address in places)
     made = []
-    for index, (node, identity) in enumerate(nodes):
-        if hosts.count(hosts[index]) == 1:
-            name = hosts[index]
-        elif addresses.count(node.address) == 1:
-            name = node.address
+    for number, (host, address) in enumerate(places, 1):
+        name = host or address
+        if hosts[name] == 1:
+            made.append(name)
+        elif addresses[address] == 1:
+            made.append(address)
         else:
-            name = f"{hosts[index]}-{index + 1}"
-        made.append(NetNode(node, identity, name))
+            made.append(f"{name}-{number}")
     return made
+
+
+def metric_name(name: str) -> str:
+    """A node's name as a part of a metric's."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)
 
 
 def listen_job(job_id: str, node: NetNode, seconds: float) -> Job:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pichak_coordinator.economics import cost_per_million
+from pichak_coordinator.prices import PriceBook, Prices, book_of, with_default_currency
 from pichak_coordinator.records import Row
 from pichak_coordinator.speed import UNKNOWN_NOISE, Speed, processed_speed, scored_speed
 from pichak_core.measurement import Measurement
-from pichak_core.plan import format_number
+from pichak_core.plan import Value, format_number
 
-#: Dollars an hour for a whole node, by identity or by host name.
-Prices = Mapping[str, float]
 By = Literal["speed", "cost"]
 
 #: Two speeds closer than this many standard errors of their difference are a tie.
@@ -42,6 +42,7 @@ class Pick:
     tokens_per_second: float | None = None
     scored: bool = True
     cost_per_million: float | None = None
+    currency: str = "USD"
     tied: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
 
@@ -55,6 +56,7 @@ class Pick:
             "tokens_per_second": self.tokens_per_second,
             "scored": self.scored,
             "cost_per_million_scored_tokens": self.cost_per_million,
+            "currency": self.currency,
             "tied": list(self.tied),
             "passed_over": list(self.passed_over),
             "why": self.sentence,
@@ -77,10 +79,10 @@ class _Candidate:
 
     @property
     def cost(self) -> float | None:
-        """Dollars per million tokens."""
+        """Money per million tokens."""
         if self.price is None:
             return None
-        return self.price / (self.speed.tokens_per_second * 3600) * 1e6
+        return cost_per_million(self.price, self.speed.tokens_per_second)
 
     def merit(self, by: By) -> float:
         """More is better: tokens a second, or tokens a dollar."""
@@ -104,21 +106,15 @@ class _Candidate:
         )
 
 
-def price_of(row: Row, prices: Prices, devices: int = 1) -> float | None:
-    """Dollars an hour for this row: its node's price, shared by the node's `devices` rows.
-
-    None where no price is given; one that is not a positive number raises `ValueError`.
-    """
-    for name in (row.node.node, row.node.host):
-        if name and name in prices:
-            price = float(prices[name])
-            if not 0 < price < math.inf:
-                raise ValueError(f"the price of {name} is {price!r}, not a positive number of $/h")
-            return price / devices
-    return None
+def price_of(row: Row, book: PriceBook, devices: int = 1) -> float | None:
+    """The price an hour of this row, whose node has `devices` rows; None where none is given."""
+    price = book.price(row, devices)
+    return float(price) if isinstance(price, Value) else None
 
 
-def pick(rows: Sequence[Row], *, prices: Prices | None = None, by: By | None = None) -> Pick:
+def pick(
+    rows: Sequence[Row], *, prices: PriceBook | Prices | None = None, by: By | None = None
+) -> Pick:
     """One device to train on; several devices of a node are not added up, for nobody measured that.
 
     `by` is "cost" where at least one measured row has a price, else "speed"; rows without a price
@@ -126,7 +122,7 @@ def pick(rows: Sequence[Row], *, prices: Prices | None = None, by: By | None = N
     without is then no candidate, for the two cannot be compared. `ValueError` for "cost" without
     any price, and for a price that is not positive.
     """
-    known = prices or {}
+    known = with_default_currency(book_of(prices), rows)
     devices = Counter(row.node.node for row in rows)
     use_scored = any(scored_speed(row) for row in rows)
     candidates = [
@@ -151,7 +147,7 @@ def pick(rows: Sequence[Row], *, prices: Prices | None = None, by: By | None = N
     better = [c for c in field if c.faults and not chosen.faults and c.merit(way) > best]
     unpriced = len(candidates) - len(field)
     return Pick(
-        _sentence(chosen, tied, better, sound, way, unpriced),
+        _sentence(chosen, tied, better, sound, way, unpriced, known),
         chosen.row.node.node,
         chosen.row.node.device,
         chosen.row.node.host,
@@ -159,6 +155,7 @@ def pick(rows: Sequence[Row], *, prices: Prices | None = None, by: By | None = N
         chosen.speed.tokens_per_second,
         chosen.speed.scored,
         chosen.cost if chosen.speed.scored else None,
+        known.currency,
         tuple(c.label for c in tied if c is not chosen),
         tuple(c.label for c in better),
     )
@@ -190,12 +187,13 @@ def _sentence(
     sound: Sequence[_Candidate],
     by: By,
     unpriced: int,
+    book: PriceBook,
 ) -> str:
     speed = f"{format_number(chosen.speed.tokens_per_second)} {chosen.speed.unit}"
     cost = ""
     if by == "cost" and chosen.cost is not None:
         tokens = "scored tokens" if chosen.speed.scored else "tokens"
-        cost = f"${format_number(chosen.cost)} per million {tokens}"
+        cost = f"{book.money(chosen.cost)} per million {tokens}"
     others = [c for c in tied if c is not chosen]
     measure = f"{cost} at {speed}" if cost else speed
     if others:

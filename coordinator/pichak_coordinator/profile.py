@@ -112,7 +112,8 @@ class Profiler:
             hello = hellos[node.node_id]
             if not isinstance(hello, str):
                 place = {"address": node.address, "host": node.host, "node_id": node.node_id}
-                answered.append((node.node_id, {**hello, **place}))
+                labels = dict(node.labels)
+                answered.append((node.node_id, {**hello, **place, "labels": labels}))
         names = self.store.record_nodes(self.run_id, [hello for _, hello in answered])
         identities = dict(zip((node_id for node_id, _ in answered), names, strict=True))
         for node in nodes:

@@ -110,7 +110,7 @@ class NodeRecord:
     `device_name` is what a person calls it; `gpu_uuid` is "" where none was read. `versions` are
     those of the agent's hello. `alias` stands for a host name that several machines share.
     `simulated` says that no machine was measured; it is said wherever the node is named, and a
-    simulated node is no peer of a real one.
+    simulated node is no peer of a real one. `labels` are the Ray node's.
     """
 
     node: str
@@ -124,6 +124,7 @@ class NodeRecord:
     versions: Mapping[str, str] = field(default_factory=dict)
     alias: str = ""
     simulated: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from pichak_core.tune.accumulation import (
     plan_accumulation,
 )
 from pichak_core.tune.corpus import BUCKETS, CorpusProfile, profile_corpus
+from pichak_core.tune.gradient_size import gradient_bytes
 from pichak_core.tune.learning_rate import (
     DEFAULT_DIVISOR,
     FULL_FINETUNE_DIVISOR,
@@ -126,14 +127,19 @@ def noise(
 
 
 def weights(plan: Plan, named_weights: Iterable[tuple[str, Any]]) -> None:
-    """`rewrite_scale`, the size at which an Adam step rewrites the first weight; or a note."""
+    """`rewrite_scale`, the size at which an Adam step rewrites the first weight, or a note; and
+    `gradient_bytes`, what data-parallel training would send."""
     started = time.monotonic()
+    named = list(named_weights)
     try:
-        found = measure_rewrite(named_weights)
+        found = measure_rewrite(named)
     except ValueError as error:
         plan.note(f"no learning rate: {error}")
         return
     plan.set("rewrite_scale", Value(found.scale, found.source, time.monotonic() - started))
+    size = gradient_bytes(named)
+    if size is not None:
+        plan.set("gradient_bytes", size)
     for note in found.notes:
         plan.note(note)
 

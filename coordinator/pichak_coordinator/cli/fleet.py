@@ -26,6 +26,11 @@ class FleetGroup(LazyGroup):
             "compare",
             "Show the comparison of a stored run again.",
         ),
+        "pick": (
+            "pichak_coordinator.cli.fleet_pick",
+            "pick",
+            "Pick the N machines that train best together.",
+        ),
         "nodes": ("pichak_coordinator.cli.fleet_nodes", "nodes", "List the nodes of a cluster."),
         "history": (
             "pichak_coordinator.cli.fleet_history",
@@ -42,6 +47,7 @@ class FleetGroup(LazyGroup):
     "  RAY_ADDRESS=10.0.0.1:6379 pichak fleet profile --data train.jsonl --model hf:/models/llama\n"
     "  pichak fleet watch --every light=10m --every full=24h\n"
     "  pichak fleet compare --sort disk\n"
+    "  pichak fleet pick 4 --prices prices.toml --by cost\n"
     "  pichak fleet history\n",
 )
 def fleet() -> None:

@@ -15,12 +15,19 @@ from pichak_coordinator.cli.common import (
     print_json,
 )
 from pichak_coordinator.cli.options import open_store, store_option
+from pichak_coordinator.cli.price_options import (
+    by_option,
+    prices_of,
+    prices_option,
+    tell_unknown,
+)
 
 
 @click.command(
     epilog="\b\nExamples:\n"
     "  pichak fleet compare                          the newest run\n"
     "  pichak fleet compare --sort disk --plans\n"
+    "  pichak fleet compare --prices prices.toml --sort cost\n"
     "  pichak fleet compare 20261130T0912 --format md > fleet.md\n"
 )
 @click.argument("run", default="")
@@ -33,26 +40,39 @@ from pichak_coordinator.cli.options import open_store, store_option
     show_default=True,
 )
 @click.option("--plans", is_flag=True, help="Print each plan with its sources, too.")
+@prices_option
+@by_option
 @store_option
 @json_option
 def compare(
-    run: str, sort: str, form: str, plans: bool, store_path: Path | None, as_json: bool
+    *,
+    run: str,
+    sort: str,
+    form: str,
+    plans: bool,
+    prices: Path | None,
+    by: str | None,
+    store_path: Path | None,
+    as_json: bool,
 ) -> int:
     """Show the comparison of a RUN (an id, its beginning, or a name; default: the newest)."""
     from pichak_coordinator.cli.run_choice import chosen_run
-    from pichak_coordinator.cli.run_view import comparison_of, print_run, run_as_dict
+    from pichak_coordinator.cli.run_view import Shown, comparison_of, print_run, run_as_dict
 
+    book = prices_of(prices)
     if as_json and form not in ("table", "json"):
         raise UserError(f"--json and --format {form}: choose one of them")
     with open_store(store_path, read_only=True) as store:
         chosen = chosen_run(store.runs(), run)
         rows = store.rows_of(chosen)
+        tell_unknown(book, rows)
+        shown = Shown(sort, book, by)
         if as_json or form == "json":
-            print_json(run_as_dict(store, chosen, rows, sort))
+            print_json(run_as_dict(store, chosen, rows, shown))
         elif form == "csv":
-            click.echo(comparison_of(rows, sort).to_csv(), nl=False)
+            click.echo(comparison_of(rows, shown).to_csv(), nl=False)
         elif form == "md":
-            click.echo(comparison_of(rows, sort).to_markdown(), nl=False)
+            click.echo(comparison_of(rows, shown).to_markdown(), nl=False)
         else:
-            print_run(store, chosen, rows, sort, out(), plans=plans)
+            print_run(store, chosen, rows, shown, out(), plans=plans)
     return EXIT_DONE if any(row.measured for row in rows) else EXIT_NOTHING

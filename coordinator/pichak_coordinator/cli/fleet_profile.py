@@ -23,10 +23,12 @@ from pichak_coordinator.cli.common import (
     print_json,
 )
 from pichak_coordinator.cli.options import open_store, store_option, workload_options
+from pichak_coordinator.cli.price_options import prices_of, prices_option, tell_unknown
 from pichak_coordinator.cli.profile_request import profile_request
 from pichak_coordinator.cli.progress import Progress, ProgressLine
 
 if TYPE_CHECKING:
+    from pichak_coordinator.cli.run_view import Shown
     from pichak_coordinator.fleet_network import NetReport
     from pichak_coordinator.records import Row
     from pichak_coordinator.request import ProfileRequest
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
 @click.option(
     "--sort", default="", help="Column to sort the comparison by [default: fastest first]."
 )
+@prices_option
 @click.option("--strict", is_flag=True, help="Exit with 1 when a node failed or a fault is sure.")
 @store_option
 @json_option
@@ -88,6 +91,7 @@ def profile(
     network: bool | None,
     deadlines: Sequence[str],
     sort: str,
+    prices: Path | None,
     strict: bool,
     store_path: Path | None,
     as_json: bool,
@@ -100,9 +104,10 @@ def profile(
     corpus, the noise scale and the weights are measured once, on one node. Results are kept in a
     SQLite file, and the next run says what changed.
     """
-    from pichak_coordinator.cli.run_view import comparison_of
+    from pichak_coordinator.cli.run_view import Shown, comparison_of
 
-    comparison_of([], sort)  # a column that does not exist is said before anything is measured
+    shown = Shown(sort, prices_of(prices))
+    comparison_of([], shown)  # a column that does not exist is said before anything is measured
     request = profile_request(asked, deadlines)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
@@ -113,7 +118,8 @@ def profile(
             store.finish_run(run)
         _judge(store, run)
         rows = store.rows_of(run)
-        _present(store, run, rows, sort, as_json, timing, links)
+        tell_unknown(shown.prices, rows)
+        _present(store, run, rows, shown, as_json, timing, links)
     if interrupted:
         click.echo("pichak: interrupted; what was measured is kept", err=True)
         return EXIT_INTERRUPTED
@@ -189,7 +195,7 @@ def _present(
     store: Store,
     run: str,
     rows: Sequence[Row],
-    sort: str,
+    shown: Shown,
     as_json: bool,
     timing: Mapping[str, float],
     links: NetReport | None,
@@ -197,11 +203,11 @@ def _present(
     from pichak_coordinator.cli.run_view import print_run, run_as_dict
 
     if as_json:
-        record = run_as_dict(store, run, rows, sort)
+        record = run_as_dict(store, run, rows, shown)
         print_json({**record, "network": links.as_dict() if links else None})
         return
     console = out()
-    print_run(store, run, rows, sort, console, plans=True)
+    print_run(store, run, rows, shown, console, plans=True)
     if links is not None:
         from pichak_coordinator.cli.net_view import show_network
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pichak_coordinator.changes import changes
 from pichak_coordinator.cli.common import UserError
-from pichak_coordinator.compare import Comparison, compare
+from pichak_coordinator.compare import Comparison, column_named, compare
+from pichak_coordinator.pick import By
+from pichak_coordinator.prices import NO_PRICES, PriceBook
 from pichak_coordinator.records import Row
 from pichak_coordinator.store import Store
 
@@ -17,27 +20,53 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-def comparison_of(rows: Sequence[Row], sort: str) -> Comparison:
-    """The table, sorted; `UserError` names the columns when `sort` is none of them."""
+@dataclass(frozen=True)
+class Shown:
+    """How a run is shown: the column it is sorted by, prices, and what the pick goes by ("speed",
+    "cost", or None: by cost where there are prices)."""
+
+    sort: str = ""
+    prices: PriceBook = NO_PRICES
+    by: str | None = None
+
+
+def comparison_of(rows: Sequence[Row], shown: Shown | str) -> Comparison:
+    """The table, sorted; `UserError` names the columns when `sort` is none of them.
+
+    A text instead of `shown` is the column to sort by.
+    """
+    shown = Shown(shown) if isinstance(shown, str) else shown
+    if shown.sort:
+        try:
+            column_named(shown.sort)
+        except ValueError as error:
+            raise UserError(f"--sort {shown.sort}: {error}") from error
+    by: By | None = "cost" if shown.by == "cost" else "speed" if shown.by else None
     try:
-        return compare(rows, sort=sort or None)
+        return compare(rows, prices=shown.prices, sort=shown.sort or None, by=by)
     except ValueError as error:
-        raise UserError(f"--sort {sort}: {error}") from error
+        raise UserError(f"--by {shown.by}: {error}") from error
 
 
-def run_as_dict(store: Store, run: str, rows: Sequence[Row], sort: str) -> dict[str, Any]:
+def run_as_dict(store: Store, run: str, rows: Sequence[Row], shown: Shown | str) -> dict[str, Any]:
     """What ``--json`` prints (SPEC 8)."""
     return {
         "schema": SCHEMA,
         "run": run,
         "nodes": [row.as_dict() for row in rows],
-        "comparison": comparison_of(rows, sort).as_dict(),
+        "comparison": comparison_of(rows, shown).as_dict(),
         "changes": [c.as_dict() for c in changes(rows, store.previous_rows(run))],
     }
 
 
 def print_run(
-    store: Store, run: str, rows: Sequence[Row], sort: str, console: Console, *, plans: bool
+    store: Store,
+    run: str,
+    rows: Sequence[Row],
+    shown: Shown | str,
+    console: Console,
+    *,
+    plans: bool,
 ) -> None:
     """Plans (when asked for), the table with its pick, and what changed since the last run."""
     from pichak_coordinator.cli.comparison_view import (
@@ -49,7 +78,7 @@ def print_run(
     if plans:
         render_rows(rows, console)
         console.print()
-    render_comparison(comparison_of(rows, sort), console)
+    render_comparison(comparison_of(rows, shown), console)
     before = store.previous_rows(run)
     if before:
         console.print()

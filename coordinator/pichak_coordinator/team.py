@@ -1,0 +1,142 @@
+"""A team of devices and what is predicted of it: a step, its pace, its cost, what holds it back.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pichak_coordinator.economics import Figure, cost_per_million
+from pichak_coordinator.members import Member
+from pichak_coordinator.prices import PriceBook
+from pichak_coordinator.ring_time import Link
+from pichak_coordinator.set_search import By
+from pichak_core.measurement import Unmeasured
+from pichak_core.plan import CONSTANT, Value, format_number
+
+
+@dataclass(frozen=True)
+class Team:
+    """The picked members in ring order (rank 0 first), and what is predicted of them.
+
+    `gap`: by which share a better set could still be better; 0 where none can. `constants` are the
+    numbers that nobody measured.
+    """
+
+    members: tuple[Member, ...]
+    rows_each: int
+    by: By
+    compute_seconds: Value
+    reduce_seconds: Figure
+    step_seconds: Figure
+    tokens_per_second: Figure
+    price_per_hour: Figure
+    cost_per_million: Figure
+    bottleneck: str
+    gap: float
+    ring: tuple[tuple[str, str, Link], ...] = ()
+    constants: tuple[tuple[str, Value], ...] = ()
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    currency: str = "USD"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "by": self.by,
+            "members": [
+                {
+                    "rank": rank,
+                    "node": m.row.node.node,
+                    "device": m.row.node.device,
+                    "host": m.row.node.host,
+                    "label": m.label,
+                    "rows": self.rows_each,
+                    "step_seconds": Value(
+                        m.step_seconds(self.rows_each), m.describe(self.rows_each), unit="s"
+                    ).as_dict(),
+                    "findings": [finding.as_dict() for finding in m.row.findings],
+                }
+                for rank, m in enumerate(self.members)
+            ],
+            "compute_seconds": self.compute_seconds.as_dict(),
+            "reduce_seconds": self.reduce_seconds.as_dict(),
+            "step_seconds": self.step_seconds.as_dict(),
+            "tokens_per_second": self.tokens_per_second.as_dict(),
+            "price_per_hour": self.price_per_hour.as_dict(),
+            "cost_per_million_tokens": self.cost_per_million.as_dict(),
+            "currency": self.currency,
+            "bottleneck": self.bottleneck,
+            "best_possible_gap": self.gap,
+            "ring": [
+                {"from": a, "to": b, "mb_s": k.mb_s, "rtt_ms": k.rtt_ms, "source": k.source}
+                for a, b, k in self.ring
+            ],
+            "constants": {name: value.as_dict() for name, value in self.constants},
+            "notes": list(self.notes),
+            "left_out": list(self.left_out),
+        }
+
+
+def together(compute: Value, reduce: Figure, tokens: Value, scored: bool) -> tuple[Figure, Figure]:
+    """(seconds of a step, tokens a second)."""
+    if isinstance(reduce, Unmeasured):
+        most = float(tokens) / float(compute)
+        why = f"{reduce.detail}; without it, at most {format_number(most)} tokens/s"
+        return (
+            Unmeasured("step_seconds", reduce.reason, why),
+            Unmeasured("tokens_per_second", reduce.reason, why),
+        )
+    seconds = float(compute) + float(reduce)
+    mark = "" if reduce.measured else f"{CONSTANT} in part: "
+    step = Value(
+        seconds,
+        f"{mark}{format_number(float(compute))} s of the slowest member + "
+        f"{format_number(float(reduce))} s of all-reduce; less where the two overlap",
+        unit="s",
+    )
+    what = "scored tokens" if scored else "tokens"
+    pace = Value(
+        float(tokens) / seconds,
+        f"{mark}predicted: {format_number(float(tokens))} {what} of a step ÷ "
+        f"{format_number(seconds)} s",
+        unit=f"{what}/s",
+    )
+    return step, pace
+
+
+def cost(price: Figure, pace: Figure, book: PriceBook) -> Figure:
+    """Money for a million tokens at this pace."""
+    name = "cost_per_million_tokens"
+    if isinstance(price, Unmeasured):
+        return Unmeasured(name, price.reason, price.detail)
+    if isinstance(pace, Unmeasured):
+        return Unmeasured(name, pace.reason, pace.detail)
+    text = f"{format_number(float(price))} {price.unit} ÷ {format_number(float(pace))} {pace.unit}"
+    unit = f"{book.symbol}/M {pace.unit.removesuffix('/s')}"
+    return Value(
+        cost_per_million(float(price), float(pace)), f"{text}; the price: {price.source}", unit=unit
+    )
+
+
+def bottleneck(
+    chosen: Sequence[Member],
+    rows: int,
+    compute: Value,
+    reduce: Figure,
+    slowest: tuple[str, str, Link] | None,
+) -> str:
+    """What sets the pace, in a sentence."""
+    times = sorted(((m.step_seconds(rows), m.label) for m in chosen), reverse=True)
+    if isinstance(reduce, Value) and float(reduce) > float(compute):
+        share = float(reduce) / (float(reduce) + float(compute))
+        where = f", set by {slowest[0]} – {slowest[1]}" if slowest is not None else ""
+        return f"the network: the all-reduce is {share:.0%} of the step{where}"
+    text = f"{times[0][1]}: its own part takes {format_number(times[0][0])} s"
+    if len(times) > 1:
+        text += f", the next slowest's ({times[1][1]}) {format_number(times[1][0])} s"
+    if isinstance(reduce, Value) and float(reduce) > 0:
+        share = float(reduce) / (float(reduce) + float(compute))
+        text += f"; the all-reduce is {share:.0%} of the step"
+    return text
