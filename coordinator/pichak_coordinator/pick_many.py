@@ -18,9 +18,12 @@ from pichak_coordinator.records import Row
 from pichak_coordinator.ring_time import Link, ring_seconds, ring_steps
 from pichak_coordinator.set_search import Answer, By, Device, Problem, search
 from pichak_coordinator.stored_links import StoredLinks
-from pichak_coordinator.team import Team, bottleneck, cost, together
+from pichak_coordinator.team import Team, bottleneck, cost, epoch, epoch_cost, together
 from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.plan import CONSTANT, Value, format_number
+
+#: Prices whose sources a sentence names.
+_NAMED = 8
 
 
 class CannotPickError(ValueError):
@@ -114,6 +117,7 @@ class _Field:
         tokens = Value(rows * per_row, "counted", unit="tokens")
         step, pace = together(compute, reduce, tokens, chosen[0].scored)
         price = self._price(chosen)
+        hours = epoch(chosen, self.rows_each, step)
         self._tell(chosen, answer, pace)
         return Team(
             chosen,
@@ -125,6 +129,8 @@ class _Field:
             pace,
             price,
             cost(price, pace, self.book),
+            hours,
+            epoch_cost(price, hours, self.book),
             bottleneck(chosen, self.rows_each, compute, reduce, slowest),
             answer.gap,
             ring,
@@ -256,7 +262,9 @@ class _Field:
                     return Unmeasured("price_per_hour", Reason.NOT_ASKED, why)
                 total += float(part)
                 sources.append(part.source.removeprefix(f"{CONSTANT}: "))
-        where = "; ".join(dict.fromkeys(sources))
+        named = list(dict.fromkeys(sources))
+        more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        where = "; ".join(named[:_NAMED]) + more
         text = f"{CONSTANT}: the sum over machines, each whole, and devices: {where}"
         return Value(total, text, unit=f"{self.book.symbol}/h")
 

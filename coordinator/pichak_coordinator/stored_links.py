@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pichak_coordinator.ingest import read_outcome
 from pichak_coordinator.links import number, unordered
 from pichak_coordinator.net_collective import BUS, points_of
 from pichak_coordinator.net_jobs import metric_name, names_of
@@ -79,12 +80,17 @@ def _links_of(store: Reader, run: str, wanted: set[str]) -> StoredLinks:
         return StoredLinks()
     peers = _peers(tested, rows)
     links: dict[tuple[str, str], Link] = {}
-    for client in tested:
-        readings = rows[client].fingerprint
-        for peer, server in peers.items():
+    # A link that was looked at again has two jobs; their ids sort in the order of the looks.
+    for job in (job for job in jobs if job.kind == "net_link" and job.node in wanted):
+        data = store.outcome_bytes(job.job_id, 1)
+        if data is None:
+            continue
+        readings = read_outcome(data).fingerprint
+        for peer in {name.split(".")[1] for name in readings if name.count(".") == 2}:
+            server = peers.get(peer)
             link = _link(readings, peer, run)
-            if link is not None and {client, server} <= wanted and client != server:
-                links[unordered(client, server)] = link
+            if link is not None and server in wanted and server != job.node:
+                links[unordered(job.node, server)] = link
     ranks = [job for job in jobs if job.kind == "collective"]
     made = _reduced([job.node for job in ranks], rows, run)
     whole = made is not None and all(job.state == "done" for job in ranks)

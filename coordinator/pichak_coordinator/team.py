@@ -12,8 +12,11 @@ from pichak_coordinator.members import Member
 from pichak_coordinator.prices import PriceBook
 from pichak_coordinator.ring_time import Link
 from pichak_coordinator.set_search import By
-from pichak_core.measurement import Unmeasured
+from pichak_coordinator.speed import plan_number
+from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.plan import CONSTANT, Value, format_number
+
+_GIVEN = "the price is given, not measured"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Team:
     tokens_per_second: Figure
     price_per_hour: Figure
     cost_per_million: Figure
+    hours_per_epoch: Figure
+    cost_per_epoch: Figure
     bottleneck: str
     gap: float
     ring: tuple[tuple[str, str, Link], ...] = ()
@@ -66,6 +71,8 @@ class Team:
             "tokens_per_second": self.tokens_per_second.as_dict(),
             "price_per_hour": self.price_per_hour.as_dict(),
             "cost_per_million_tokens": self.cost_per_million.as_dict(),
+            "hours_per_epoch": self.hours_per_epoch.as_dict(),
+            "cost_per_epoch": self.cost_per_epoch.as_dict(),
             "currency": self.currency,
             "bottleneck": self.bottleneck,
             "best_possible_gap": self.gap,
@@ -115,9 +122,33 @@ def cost(price: Figure, pace: Figure, book: PriceBook) -> Figure:
         return Unmeasured(name, pace.reason, pace.detail)
     text = f"{format_number(float(price))} {price.unit} ÷ {format_number(float(pace))} {pace.unit}"
     unit = f"{book.symbol}/M {pace.unit.removesuffix('/s')}"
-    return Value(
-        cost_per_million(float(price), float(pace)), f"{text}; the price: {price.source}", unit=unit
+    return Value(cost_per_million(float(price), float(pace)), f"{text}; {_GIVEN}", unit=unit)
+
+
+def epoch(chosen: Sequence[Member], rows_each: int, step: Figure) -> Figure:
+    """Hours of one pass over the data: its rows in steps of this team."""
+    totals = [total for m in chosen if (total := plan_number(m.row.plan, "rows_total"))]
+    if not totals:
+        return Unmeasured("hours_per_epoch", Reason.NOT_ASKED, "the rows were not counted (--data)")
+    if isinstance(step, Unmeasured):
+        return Unmeasured("hours_per_epoch", step.reason, step.detail)
+    rows = rows_each * len(chosen)
+    text = (
+        f"{format_number(int(totals[0]))} rows ÷ {format_number(rows)} rows a step × "
+        f"{format_number(float(step))} s"
     )
+    mark = "" if step.measured else f"{CONSTANT} in part: "
+    return Value(totals[0] / rows * float(step) / 3600, f"{mark}{text}", unit="h")
+
+
+def epoch_cost(price: Figure, hours: Figure, book: PriceBook) -> Figure:
+    """Money for one pass over the data."""
+    if isinstance(price, Unmeasured):
+        return Unmeasured("cost_per_epoch", price.reason, price.detail)
+    if isinstance(hours, Unmeasured):
+        return Unmeasured("cost_per_epoch", hours.reason, hours.detail)
+    text = f"{format_number(float(price))} {price.unit} × {format_number(float(hours))} h"
+    return Value(float(price) * float(hours), f"{text}; {_GIVEN}", unit=f"{book.symbol}/epoch")
 
 
 def bottleneck(

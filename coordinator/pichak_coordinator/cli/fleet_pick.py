@@ -95,8 +95,8 @@ def pick(
     the gradient. Each member trains the same number of rows of a step, in micro-batches of its own
     measured size; the all-reduce goes around a ring over the measured links, and the order of the
     ranks shown is that of the ring. Every set is weighed in a small fleet; in a large one it is
-    said by how much a better one could still be better. RUN is an id, its beginning, or a name (default:
-    the newest profile).
+    said by how much a better one could still be better. RUN is an id, its beginning, or a name
+    (default: the newest profile).
     """
     from pichak_coordinator.cli.pick_view import print_team
     from pichak_coordinator.cli.run_choice import chosen_run

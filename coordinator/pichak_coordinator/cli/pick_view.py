@@ -37,6 +37,8 @@ def print_team(team: Team, console: Console, run: str) -> None:
         ("all-reduce", team.reduce_seconds),
         ("price", team.price_per_hour),
         ("cost", team.cost_per_million),
+        ("epoch", team.hours_per_epoch),
+        ("epoch cost", team.cost_per_epoch),
     ):
         _figure(console, name, figure)
     _say(console, f"Bottleneck: {team.bottleneck}.", "bold")
@@ -86,7 +88,8 @@ def _members(team: Team, console: Console) -> None:
 
 def _figure(console: Console, name: str, figure: Value | Unmeasured) -> None:
     if isinstance(figure, Unmeasured):
-        if not figure.detail.startswith("no price"):
+        # What nobody asked for is not missed.
+        if not figure.detail.startswith(("no price", "the rows were not counted")):
             _say(console, f"{name + ':':<12}not known: {figure.detail}")
         return
     _say(console, f"{name + ':':<12}{figure}, {figure.source}")
