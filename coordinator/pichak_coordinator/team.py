@@ -57,6 +57,7 @@ class Team:
                     "device": m.row.node.device,
                     "host": m.row.node.host,
                     "label": m.label,
+                    "simulated": m.row.node.simulated,
                     "rows": self.rows_each,
                     "step_seconds": Value(
                         m.step_seconds(self.rows_each), m.describe(self.rows_each), unit="s"
