@@ -24,8 +24,8 @@ from pichak_coordinator.database import (
     connect,
     default_path,
 )
+from pichak_coordinator.gpu_history import changed_gpus
 from pichak_coordinator.identity import (
-    gpu_changes,
     gpu_uuids,
     machine_key,
     node_identities,
@@ -34,7 +34,6 @@ from pichak_coordinator.identity import (
 from pichak_coordinator.ingest import Parts, read_outcome
 from pichak_coordinator.jobs import FINAL, State
 from pichak_coordinator.records import Finding
-from pichak_coordinator.store_read import BEFORE
 from pichak_coordinator.store_write import Writer
 from pichak_core.plan import Plan
 
@@ -311,24 +310,9 @@ class Store(Writer):
     def _tell_gpu_changes(
         self, run: str, hellos: Sequence[Mapping[str, Any]], nodes: Sequence[str]
     ) -> None:
-        """Compare each machine's GPUs with those of the last run before this one that saw it."""
-        for machine in dict.fromkeys(machine_key(hello) for hello in hellos):
-            before = self._db.execute(
-                "SELECT gpu_uuids_json FROM nodes JOIN run_nodes USING (node) "
-                "WHERE machine = ? AND run = (SELECT run FROM runs JOIN run_nodes USING (run) "
-                f"JOIN nodes USING (node) WHERE machine = ? AND {BEFORE} AND run_nodes.error = '' "
-                "ORDER BY started_unix DESC, seq DESC LIMIT 1)",
-                (machine, machine, run),
-            ).fetchall()
-            if not before:
-                continue
-            mine = [i for i, hello in enumerate(hellos) if machine_key(hello) == machine]
-            had = {uuid for (text,) in before for uuid in json.loads(text)}
-            has = {uuid for i in mine for uuid in gpu_uuids(hellos[i])}
-            found = gpu_changes(had, has)
-            if found:
-                self._put_node(run, nodes[mine[0]], hellos[mine[0]], "")
-                self._put_findings(run, nodes[mine[0]], "", found)
+        for number, found in list(changed_gpus(self._db, run, hellos)):
+            self._put_node(run, nodes[number], hellos[number], "")
+            self._put_findings(run, nodes[number], "", found)
 
 
 def _read_or_error(data: bytes) -> Parts | MessageError:

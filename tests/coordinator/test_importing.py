@@ -342,6 +342,32 @@ def test_copies_of_one_image_are_several_machines(store: Store) -> None:
         assert list(store.previous_rows(entry.run)) == [(nodes[host], "cpu")]
 
 
+def test_copies_of_one_image_have_each_their_own_gpu(store: Store) -> None:
+    def copy(host: str, gpu: str, days: float) -> Probe:
+        made = probe(host, started=NOW - days * DAY, gpus=(gpu,))
+        return replace(made, hello={**made.hello, "machine_id": "of-the-image"})
+
+    import_probes(store, [copy("alpha", "GPU-a", 5), copy("beta", "GPU-b", 5)])
+    alone = [copy("alpha", "GPU-a", 4), copy("beta", "GPU-b", 3), copy("gamma", "GPU-c", 2)]
+    for some in alone:
+        (entry,) = import_probes(store, [some])
+        assert not store.findings(entry.run), some.hello
+    (swapped,) = import_probes(store, [copy("beta", "GPU-x", 1)])
+    ((found,),) = store.findings(swapped.run).values()
+    assert found.code == "gpu_swapped"
+    assert found.evidence == {"missing": ["GPU-b"], "added": ["GPU-x"]}
+
+
+def test_a_renamed_machine_is_held_against_what_it_was(store: Store) -> None:
+    before = probe("box", started=NOW - 2 * DAY, gpus=("GPU-old",))
+    after = probe("renamed", gpus=("GPU-new",))
+    after = replace(after, hello={**after.hello, "machine_id": before.hello["machine_id"]})
+    import_probes(store, [before])
+    (entry,) = import_probes(store, [after])
+    ((found,),) = store.findings(entry.run).values()
+    assert found.code == "gpu_swapped"
+
+
 def test_imported_machines_are_judged_by_their_peers_also_when_they_come_late(
     store: Store,
 ) -> None:
