@@ -1,9 +1,11 @@
 """Which node is probed when: what is known of each and the time now in, decisions out. Pure.
 
 A node is probed lightly often and fully rarely. Both intervals are the policy's times the node's
-own `pace`, which shrinks with the noise of its last probe and grows while the node is quiet, within
-[`SHORTEST`, `LONGEST`]; each next time is jittered by up to ±`JITTER` of the interval, by a hash of
-seed, node and count, so that a fleet spreads out and a schedule can be repeated.
+own `pace`, which follows its noise: at `USUAL_NOISE` it is 1, at half of that 2, within
+[`SHORTEST`, `LONGEST`]; it moves there by at most `_GROWTH` upwards and by half downwards a probe.
+Something odd makes it the shortest at once. Each next time is jittered by up to ±`JITTER` of the
+interval, by a hash of seed, node and count, so that a fleet spreads out and a schedule can be
+repeated.
 
 Seconds of probing are accounted for before they are spent: a probe starts only when its *longest*
 time, with all that was charged for starts of the last hour, fits the budget. When it has ended it
@@ -30,8 +32,8 @@ End = Literal["quiet", "restless", "busy", "failed"]
 
 SHORTEST, LONGEST = 0.25, 4.0
 JITTER = 0.1
-#: A relative deviation from its own earlier readings up to which a node is quiet.
-QUIET_NOISE = 0.02
+#: The relative deviation from its own earlier readings at which a node's pace is 1.
+USUAL_NOISE = 0.02
 _GROWTH = 1.25
 HOUR = 3600.0
 #: A pause between two looks at the schedule after which it is taken up anew, not caught up with.
@@ -257,13 +259,8 @@ def ended(
             due={**entry.due, depth: now + wait},
             again=None,
         )
-    pace = entry.pace
-    if end == "restless":
-        pace = SHORTEST
-    elif noise is not None and noise > QUIET_NOISE:
-        pace *= max(0.5, QUIET_NOISE / noise)
-    else:
-        pace *= _GROWTH
+    aim = USUAL_NOISE / noise if noise else LONGEST
+    pace = SHORTEST if end == "restless" else max(entry.pace / 2, min(entry.pace * _GROWTH, aim))
     entry = replace(entry, pace=min(LONGEST, max(SHORTEST, pace)), retries=0, failing=False)
     due = {d: _following(policy, entry, d, entry.since.get(d, now)) for d in policy.depths}
     # Another depth keeps its time unless the new pace asks for an earlier one.

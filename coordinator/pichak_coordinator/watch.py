@@ -84,6 +84,8 @@ class Watch:
         self._charges: dict[str, Charge] = {}
         self._latest: dict[Ident, Row] = {}
         self._memories: dict[Ident, Memory] = {}
+        self._once = False
+        self._begun: set[str] = set()
         self._run: _Run | None = None
         self._round: dict[str, tuple[Probing, list[Row]]] = {}
         self._looked: float | None = None
@@ -95,7 +97,7 @@ class Watch:
     def run(self, *, once: bool = False, until: Callable[[], bool] = lambda: False) -> Tally:
         """Watch until `until` says so, or for one round with `once`: whoever is due now, and the
         second looks that follow. Ctrl-C ends it; what was measured is kept."""
-        now = self._clock()
+        now, self._once = self._clock(), once
         self._charges = self._store.charges(now)
         self._looked = self._store.last_look()
         known = self._store.entries()
@@ -190,7 +192,11 @@ class Watch:
         }
         members = self._members.current
         running = {probing.member.identity for probing in self._prober.running.values()}
-        entries = [entry for node, entry in self._entries.items() if node in members]
+        entries = [
+            entry
+            for node, entry in self._entries.items()
+            if node in members and (entry.again or not (self._once and node in self._begun))
+        ]
         decision = schedule.decide(
             self._policy, entries, list(self._charges.values()), running, now
         )
@@ -207,6 +213,7 @@ class Watch:
         charge = Charge(now, probe.longest_seconds)
         self._store.begin_probe(name, charge, entry)
         self._charges[name], self._entries[probe.node] = charge, entry
+        self._begun.add(probe.node)
         label = member.node.host or member.node.address
         self._say(f"{label}: {probe.depth} probe ({probe.reason})")
         self._prober.begin(Probing(name, run, member, probe.depth, now))

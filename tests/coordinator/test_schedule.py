@@ -127,15 +127,15 @@ def test_intervals_stay_within_their_bounds(seed: int, nodes: int) -> None:
 
 
 def test_the_pace_by_hand() -> None:
-    """Quiet: a quarter longer each time, four times at most. Noise of 4 %, twice what is quiet:
-    half. Something odd: a quarter of the interval at once."""
+    """It aims at 2 % / noise, by a quarter upwards and by half downwards at most, and without any
+    noise at the longest. Something odd: a quarter of the interval at once."""
     policy = Policy()
     entry = begun(policy, first(policy, "n", 0.0), "light", 0.0)
     paces = []
-    for noise in (0.01, None, 0.04, 0.025, 9.0):
+    for noise in (0.01, None, 0.0125, 0.02, 0.04, 9.0, 0.05, 0.0):
         entry = ended(policy, entry, "light", 0.0, "quiet", noise=noise)
         paces.append(entry.pace)
-    assert paces == pytest.approx([1.25, 1.5625, 0.78125, 0.625, 0.3125])
+    assert paces == pytest.approx([1.25, 1.5625, 1.6, 1.0, 0.5, 0.25, 0.3125, 0.390625])
     assert ended(policy, entry, "light", 0.0, "restless").pace == SHORTEST
     for _ in range(30):
         entry = ended(policy, entry, "light", 0.0, "quiet")

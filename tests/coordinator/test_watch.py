@@ -8,7 +8,8 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from pichak_agent.messages import Job, Outcome, decode, encode
 from pichak_coordinator import courier as courier_module
+from pichak_coordinator import watch as watch_module
 from pichak_coordinator.cluster import ClusterNode, Lease
 from pichak_coordinator.database import StoreError
 from pichak_coordinator.dispatch import Ended
@@ -33,6 +35,24 @@ START = 1_700_000_000.0
 
 class Killed(BaseException):
     """The process is gone at this point."""
+
+
+class AtOnce:
+    """A pool of threads that has none: the fake clock would not wait for them."""
+
+    def __init__(self, threads: int) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, **_: Any) -> None:
+        pass
 
 
 @dataclass
@@ -212,6 +232,7 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(courier_module, "time", made)
+    monkeypatch.setattr(watch_module, "ThreadPoolExecutor", AtOnce)
     return made
 
 
@@ -487,3 +508,14 @@ def test_a_second_watch_of_the_same_store_is_refused_until_the_first_is_gone(
         process.communicate()
         with store.held():
             pass
+
+
+def test_one_round_is_one_round_also_where_it_takes_longer_than_the_interval(
+    clock: Clock, tmp_path: Path
+) -> None:
+    fleet = Fleet(cpus(5), clock, job_seconds=50.0)
+    policy = Policy(
+        every_seconds={"light": 10.0}, longest_seconds=REQUESTS.longest_seconds(), most_at_once=1
+    )
+    watched(fleet, tmp_path / "fleet.db", once=True, policy=policy)
+    assert sorted(name for _, name, _ in fleet.jobs) == sorted(fleet.hosts)

@@ -190,7 +190,9 @@ class Month:
             # The spread that nine samples with the probe's own noise would show, thrice a median's.
             spread = value * max(0.01, 2.4 * sigma if sigma > 0.01 else 0.0)
             found.add(Measurement(metric, value, unit, "simulated", samples=9, spread=spread))
-        return Row(NodeRecord(node, node, device="cuda:0", gpu_model=model), found)
+        return Row(
+            NodeRecord(node, node, device="cuda:0", gpu_model=model, cpu_model="EPYC"), found
+        )
 
     def _tell(self, now: float, node: str, kind: str, metric: str, severity: str) -> None:
         self.events[kind] += 1
@@ -237,10 +239,10 @@ class Month:
         """Probe-seconds of one day."""
         return sum(COST[d] for at, _, d in self.starts if day <= at / DAY < day + 1)
 
-    def quiet_paces(self) -> list[float]:
-        """The pace of every node that is neither ill nor noisy, the shortest first."""
+    def paces(self, *, noisy: bool) -> list[float]:
+        """The pace of every node that is not ill, of the noisy ones or of the others, in order."""
         return sorted(
             entry.pace
             for node, entry in self.entries.items()
-            if node not in self.faults and self.noise[node] <= 0.01
+            if node not in self.faults and (self.noise[node] > 0.01) == noisy
         )
