@@ -31,7 +31,7 @@ DEPTHS: tuple[Depth, ...] = ("light", "full")
 End = Literal["quiet", "restless", "busy", "failed"]
 
 SHORTEST, LONGEST = 0.25, 4.0
-JITTER = 0.1
+JITTER = 0.25
 #: The relative deviation from its own earlier readings at which a node's pace is 1.
 USUAL_NOISE = 0.02
 _GROWTH = 1.25
@@ -191,22 +191,22 @@ def decide(
     """What to begin now. `running` are the nodes that are being probed; each has one probe at a
     time, since measurements on one machine disturb each other."""
     busy = set(running)
-    wanted = sorted(
-        (
-            (entry.again is None, *_next(policy, entry, now), entry.node, entry)
-            for entry in entries
-            if entry.node not in busy
-        ),
-        key=lambda w: (w[0], w[1], w[3]),
-    )
+    look_again = freed = math.inf
+    wanted: list[tuple[bool, float, str, Depth, Entry]] = []
+    for entry in entries:
+        due, depth = _next(policy, entry, now)
+        if entry.node in busy:
+            continue
+        if due > now:
+            look_again = min(look_again, due)
+        else:
+            wanted.append((entry.again is None, due, entry.node, depth, entry))
+    wanted.sort(key=lambda w: w[:3])
     left = math.inf if policy.budget_seconds is None else policy.budget_seconds
     left -= charged(charges, now)
     probes: list[Probe] = []
-    look_again, blocked = math.inf, 0
-    for regular, due, depth, node, entry in wanted:
-        if due > now:
-            look_again = min(look_again, due)
-            continue
+    blocked = 0
+    for regular, _, node, depth, entry in wanted:
         if len(busy) + len(probes) >= policy.most_at_once:
             break  # the end of one of them makes room, and a look
         cost = policy.longest_seconds[depth] * entry.devices
@@ -215,12 +215,12 @@ def decide(
             look_again = min(look_again, quiet)
             continue
         if blocked or cost > left:
+            freed = freed if blocked else _freed(charges, now)
             blocked += 1
-            look_again = min(look_again, _freed(charges, now))
             continue
         left -= cost
         probes.append(Probe(node, depth, "due" if regular else "second look", cost))
-    return Decision(tuple(probes), look_again, blocked)
+    return Decision(tuple(probes), min(look_again, freed), blocked)
 
 
 def begun(policy: Policy, entry: Entry, depth: Depth, now: float) -> Entry:

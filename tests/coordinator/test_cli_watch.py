@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from pichak_coordinator.cli import app
 from pichak_coordinator.cli.fleet_watch import seconds_of
+from pichak_coordinator.database import StoreError
 from pichak_coordinator.watch_store import WatchStore
 
 PICHAK = [sys.executable, "-c", "from pichak_coordinator.cli import main; main()"]
@@ -70,27 +73,73 @@ def test_lengths_of_time() -> None:
             seconds_of(text)
 
 
-@pytest.mark.ray
-def test_one_round_on_a_local_ray_and_the_next_has_nothing_to_do(tmp_path: Path) -> None:
+def environment(tmp_path: Path) -> dict[str, str]:
     env = {**os.environ, "PICHAK_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     env.pop("RAY_ADDRESS", None)
+    return env
 
-    def run(*more: str) -> tuple[int, list[dict[str, Any]], str]:
-        done = subprocess.run(
-            [*PICHAK, "fleet", "watch", "--once", "--json", "--every", "full=never", *more],
-            env=env, capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
-        return done.returncode, [json.loads(x) for x in done.stdout.splitlines()], done.stderr
 
-    code, events, said = run()
-    assert code == 0, said
-    assert [event["event"] for event in events][:1] == ["joined"]
-    assert "1 probes" in said
+@pytest.mark.ray
+@pytest.mark.slow
+def test_one_round_on_a_local_ray(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*PICHAK, "fleet", "watch", "--once", "--json", "--every", "full=never"],
+        env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events[0]["event"] == "joined"
+    assert "1 probes" in done.stderr
     with WatchStore.open(tmp_path / "fleet.db") as store:
-        (run_id,) = [r.run for r in store.runs() if r.settings == {"depth": "light"}]
-        (row,) = store.rows_of(run_id)
+        (run,) = [r.run for r in store.runs() if r.settings == {"depth": "light"}]
+        (row,) = store.rows_of(run)
         assert row.fingerprint.number("host.memory_copy_mb_s")
         assert "disk.read_mb_s" not in row.fingerprint
         (entry,) = store.entries().values()
         assert entry.probes == 1
-        assert [job.state for job in store.jobs(run_id)] == ["done"]
+        assert [job.state for job in store.jobs(run)] == ["done"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_sigterm_ends_a_watch_and_keeps_everything(tmp_path: Path) -> None:
+    path, secret = tmp_path / "fleet.db", tmp_path / "key"
+    secret.write_text("correct horse")
+    process = subprocess.Popen(
+        [
+            *PICHAK, "fleet", "watch", "--json", "--every", "light=10s", "--every", "full=never",
+            "--webhook-secret-file", str(secret),
+        ],
+        env={**environment(tmp_path), "PICHAK_WEBHOOK": "http://me:p4ss@127.0.0.1:9/T0KEN"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 200
+        while probes(path) < 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert json.loads(out.splitlines()[0])["event"] == "joined"
+    with WatchStore.open(path) as store, store.held():  # the lock is free again
+        assert all(run.finished_unix for run in store.runs())
+        assert store.pending_deliveries() == 1  # nobody listens there; it is kept
+    kept = b"".join(f.read_bytes() for f in tmp_path.glob("fleet.db*"))
+    for word in ("p4ss", "T0KEN", "correct horse"):
+        assert word not in out + err
+        assert word.encode() not in kept
+
+
+def probes(path: Path) -> int:
+    """How many probes have been begun."""
+    if not path.exists():
+        return 0
+    try:
+        with WatchStore.open(path, read_only=True) as store:
+            return sum(entry.probes for entry in store.entries().values())
+    except StoreError:
+        return 0

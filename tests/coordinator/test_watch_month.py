@@ -30,7 +30,7 @@ def test_eight_days_of_sixty_nodes(month: ModuleType) -> None:
         nodes=60, days=8, seed=3, noisy=6, kinds=kinds, latest_fault_day=3.5
     ).run()
     # The longest interval with its jitter, a half-hour between looks, and the second look.
-    for kind, hours in (("copies", 9.4), ("silent", 9.4), ("disk", 106.0)):
+    for kind, hours in (("copies", 10.6), ("silent", 10.6), ("disk", 121.0)):
         assert max(watched.hours_to_find(kind)) <= hours, kind
     assert watched.fullest_hour() <= month.BUDGET
     wrong = [each for each in watched.false if each["node"] not in watched.faults]

@@ -235,9 +235,14 @@ class Month:
         later = (int(at // STEP) for at, _, _ in self.starts if at >= DAY)
         return max(Counter(later).values(), default=0)
 
-    def seconds_on_day(self, day: float) -> float:
-        """Probe-seconds of one day."""
-        return sum(COST[d] for at, _, d in self.starts if day <= at / DAY < day + 1)
+    def seconds_on_day(self, day: float, *, quiet_only: bool = False) -> float:
+        """Probe-seconds of one day, of all nodes or of those that are neither ill nor noisy."""
+        return sum(
+            COST[depth]
+            for at, node, depth in self.starts
+            if day <= at / DAY < day + 1
+            and not (quiet_only and (node in self.faults or self.noise[node] > 0.01))
+        )
 
     def paces(self, *, noisy: bool) -> list[float]:
         """The pace of every node that is not ill, of the noisy ones or of the others, in order."""
