@@ -18,8 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "netns_fleet"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "netns_fleet"))
 
 from hosts import Fleet, Host
 
@@ -31,6 +30,7 @@ from pichak_coordinator.stored_links import StoredLinks
 from pichak_core.measurement import Fingerprint
 from pichak_core.plan import Plan
 
+HERE = Path(__file__).resolve().parent
 QUESTION = (
     "Does fleet pick predict the pace of data-parallel training, and leave the right one out?"
 )
@@ -191,9 +191,9 @@ def answer(fleet: Fleet, name: str, *arguments: object) -> dict[str, Any]:
 
 
 def worker(fleet: Fleet, name: str, *arguments: object) -> list[str]:
-    return fleet.inside(
-        name, sys.executable, str(HERE / "worker.py"), *(str(each) for each in arguments)
-    )
+    given = [str(each) for each in arguments]
+    command: list[str] = fleet.inside(name, sys.executable, str(HERE / "worker.py"), *given)
+    return command
 
 
 def environment() -> dict[str, Any]:

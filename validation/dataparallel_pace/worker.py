@@ -1,4 +1,4 @@
-"""What runs inside a host: ``step``, ``listen``, ``link`` or ``train``, each printing one JSON line."""
+"""What runs inside a host: ``step``, ``listen``, ``link`` or ``train``; prints a line of JSON."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def link(peer: str, address: str, port: int, key: str) -> None:
 
     session = secrets.token_bytes(SESSION_BYTES)
     found = Fingerprint()
-    with LinkClient(address, port, session, token_of(bytes.fromhex(key), session)) as client:
+    token = token_of(bytes.fromhex(key), session)
+    with LinkClient(address, port, session, token, connect_seconds=10.0) as client:
         for reading in measure_link(client, f"network.{peer}", PLANS["quick"], progress=len):
             found.add(reading)
     say(found.to_dict())
