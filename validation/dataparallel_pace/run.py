@@ -196,9 +196,16 @@ def worker(fleet: Fleet, name: str, *arguments: object) -> list[str]:
     return command
 
 
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
 def environment() -> dict[str, Any]:
     return {
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
         "system": platform.platform(),
