@@ -225,3 +225,17 @@ def test_a_history_on_a_read_only_mount_can_be_read(path: Path, tmp_path: Path) 
         assert "alpha" in done.stdout
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+def test_the_probes_of_a_watch_hide_no_profile(path: Path) -> None:
+    """They are many, and each is of some nodes only."""
+    with Store.open(path) as store:
+        profile = store.runs()[0].run
+        for _ in range(3):
+            store.finish_run(store.begin_run("fleet watch", {"depth": "light"}))
+    shown = call("fleet", "history", "--store", path, "--json", "--limit", 1).stdout
+    listed = [run["run"] for run in json.loads(shown)["runs"]]
+    assert listed == [profile]
+    every = call("fleet", "history", "--store", path, "--json", "--watch").stdout
+    assert len(json.loads(every)["runs"]) == 4
+    assert json.loads(call("fleet", "compare", "--store", path, "--json").stdout)["run"] == profile

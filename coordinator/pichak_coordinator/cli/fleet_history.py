@@ -26,13 +26,16 @@ _BAR = 24
 @click.argument("node", default="")
 @click.argument("metric", default="")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--watch", is_flag=True, help="List the probes of `pichak fleet watch` too.")
 @store_option
 @json_option
-def history(node: str, metric: str, limit: int, store_path: Path | None, as_json: bool) -> int:
+def history(
+    node: str, metric: str, limit: int, watch: bool, store_path: Path | None, as_json: bool
+) -> int:
     """Show stored runs; with a NODE (identity or host) its metrics, with a METRIC its values."""
     with open_store(store_path, read_only=True) as store:
         if not node:
-            return _runs(store, limit, as_json)
+            return _runs(store, limit, watch, as_json)
         identity = _identity(store, node)
         if not metric:
             names = sorted(store.metric_names(identity))
@@ -52,7 +55,8 @@ def history(node: str, metric: str, limit: int, store_path: Path | None, as_json
     return 0
 
 
-def _runs(store: Any, limit: int, as_json: bool) -> int:
+def _runs(store: Any, limit: int, watch: bool, as_json: bool) -> int:
+    runs = [run for run in store.runs() if watch or run.command != "fleet watch"]
     listed = [
         {
             "run": run.run,
@@ -66,7 +70,7 @@ def _runs(store: Any, limit: int, as_json: bool) -> int:
             "model": run.settings.get("model", ""),
             "data": run.settings.get("data", ""),
         }
-        for run in store.runs(limit)
+        for run in runs[:limit]
     ]
     if as_json:
         print_json({"schema": 1, "runs": listed})
