@@ -18,14 +18,14 @@ class CorpusProfile:
     `seed`, and `rows_seen` of those could be tokenised; every number below is of these.
 
     `token_p50` … `token_max` are row lengths, BOS included. `completion_p95` is of the scored
-    tokens of rows that have a completion, None where none has. `seq_len` is chosen at `quantile`,
+    tokens of rows that have a completion, None where none is. `seq_len` is chosen at `quantile`,
     which is `quantile_tokens` with a 90 % sampling interval of `quantile_low` to `quantile_high`
     (the longest row drawn where `sampled` is too small for an upper end; `seq_source` says so).
 
     `supervised_per_row` is the mean over the rows seen of what the loss scores within `seq_len`
-    tokens: the completion's tokens there under ``completion_only``, ``min(length, seq_len)`` under
-    ``all_tokens``; `supervised_low` to `supervised_high` is its 90 % sampling interval. The first
-    token of a row is counted although a causal model cannot predict it.
+    tokens: the completion's tokens there under ``completion_only``, ``min(length, seq_len) - 1``
+    under ``all_tokens``; `supervised_low` to `supervised_high` is its 90 % sampling interval. The
+    first token of a row (BOS, where there is one) is never counted: nothing predicts it.
 
     `rows_truncated` is the share of rows longer than `seq_len`; `rows_losing_scored` of them lose
     scored tokens (`scored_tokens_lost` of `scored_tokens` in all), and `rows_unscored` rows keep

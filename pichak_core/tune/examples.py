@@ -33,8 +33,8 @@ class Example:
 
     @property
     def scored_tokens(self) -> int:
-        """How many tokens the loss scores, the first one counted as in `CorpusProfile`."""
-        return sum(self.scored)
+        """How many tokens the loss scores: the first is left out, as in `CorpusProfile`."""
+        return sum(self.scored[1:])
 
 
 class ExampleStream:

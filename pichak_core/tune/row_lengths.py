@@ -36,13 +36,17 @@ class Cut:
 
 
 class RowLengths:
-    """Row lengths in tokens and the spans that a completion loss scores, for every row seen."""
+    """Row lengths in tokens and the spans that a completion loss scores, for every row seen.
+
+    The first token of a row has nothing to be predicted from, so it is never scored.
+    """
 
     def __init__(self) -> None:
         self.lengths = array("Q")
         self._own_lengths = array("Q")
         self.completions = array("Q")
         self.places = array("Q")
+        self._with_completion = 0
         self._bounds = array("Q")
         self._ends = array("Q")
 
@@ -56,18 +60,21 @@ class RowLengths:
         self.places.append(place)
         scored = 0
         for start, end in row.spans:
-            scored += end - start
-            self._bounds.append(start)
-            self._bounds.append(end)
+            first = max(1, start)
+            if first < end:
+                scored += end - first
+                self._bounds.append(first)
+                self._bounds.append(end)
+        self._with_completion += bool(row.spans)
         self.completions.append(scored)
         self._ends.append(len(self._bounds))
 
     def with_completion(self) -> int:
-        """Rows that have at least one token of a completion."""
-        return sum(map(bool, self.completions))
+        """Rows that have at least one token of a completion, scored or not."""
+        return self._with_completion
 
     def cut(self, seq_len: int, policy: str) -> Cut:
-        """Scored is what `policy` scores: the spans, or every token."""
+        """Scored is what `policy` scores: the spans, or every token; never a row's first."""
         scored = squared = before = losing = emptied = unscored = truncated = begin = 0
         first_emptied = -1
         for index, (longest, length, completion, end) in enumerate(
@@ -75,7 +82,7 @@ class RowLengths:
         ):
             truncated += longest > seq_len
             if policy == "all_tokens":
-                whole, left = length, min(length, seq_len)
+                whole, left = max(0, length - 1), max(0, min(length, seq_len) - 1)
             elif length <= seq_len:
                 whole = left = completion
             else:

@@ -87,11 +87,11 @@ def test_multi_turn_rows_score_every_assistant_turn_within_the_cut(tmp_path):
     assert (made.detected_format, made.rows_losing_scored, made.rows_unscored) == ("messages", 2, 0)
 
 
-def test_plain_text_scores_every_token_up_to_the_length(tmp_path):
+def test_plain_text_scores_every_token_but_the_first_up_to_the_length(tmp_path):
     (tmp_path / "t.txt").write_text("\n".join(["a" * 300, "", "b" * 40]))
     made = profile_corpus(tmp_path / "t.txt", "bytes", buckets=(256,))
     assert (made.loss_policy, made.detected_format) == ("all_tokens", "plain_text")
-    assert made.supervised_per_row == (256 + 40) / 2
+    assert made.supervised_per_row == (255 + 39) / 2  # all but the first token of each row
     assert made.completion_p95 is None
     assert (made.rows_total, made.rows_losing_scored, made.scored_tokens_lost) == (2, 1, 44)
     assert made.defects["empty_row"] == {"count": 1, "first_line": 2}
@@ -104,7 +104,7 @@ def test_the_majority_decides_what_is_scored(tmp_path):
     assert made.rows_unscored == 4
     few = [pair(10, 4)] * 3 + [{"text": "t" * 20}] * 5
     made = profile_corpus(save(tmp_path / "c.jsonl", few), "bytes")
-    assert (made.loss_policy, made.supervised_per_row) == ("all_tokens", (3 * 14 + 5 * 20) / 8)
+    assert (made.loss_policy, made.supervised_per_row) == ("all_tokens", (3 * 13 + 5 * 19) / 8)
 
 
 @pytest.mark.parametrize(("length", "seq_len"), [(1, 256), (256, 256), (257, 512), (99999, 16384)])
@@ -259,16 +259,48 @@ def test_a_cut_against_its_definition(rows, seq):
     for place, (p, c) in enumerate(rows, 1):
         spans = ((p, p + c),) if c else ()
         lengths.add(TokenRow((), spans, p + c, p + c, "x"), place)
-    kept = [max(0, min(c, seq - p)) for p, c in rows]
+    # Token j of a row is scored where it is the completion's and has one before it.
+    scored = [[j for j in range(p, p + c) if j] for p, c in rows]
+    kept = [sum(j < seq for j in row) for row in scored]
     cut = lengths.cut(seq, "completion_only")
-    assert (cut.scored, cut.scored_before) == (sum(kept), sum(c for _, c in rows))
+    assert (cut.scored, cut.scored_before) == (sum(kept), sum(map(len, scored)))
     assert cut.scored_squared == sum(k * k for k in kept)
     assert cut.unscored == kept.count(0)
-    assert cut.losing == sum(k < c for k, (_, c) in zip(kept, rows, strict=True))
-    assert cut.emptied == sum(c > 0 == k for k, (_, c) in zip(kept, rows, strict=True))
+    assert cut.losing == sum(k < len(row) for k, row in zip(kept, scored, strict=True))
+    assert cut.emptied == sum(len(row) > 0 == k for k, row in zip(kept, scored, strict=True))
     assert cut.truncated == sum(p + c > seq for p, c in rows)
     everything = lengths.cut(seq, "all_tokens")
-    assert everything.scored == sum(min(p + c, seq) for p, c in rows)
+    assert everything.scored == sum(max(0, min(p + c, seq) - 1) for p, c in rows)
+
+
+@pytest.mark.parametrize("policy", ["completion_only", "all_tokens"])
+def test_the_first_token_of_a_row_is_never_scored(tmp_path, policy):
+    """A causal model scores n - 1 of n tokens: the workload's count of the same rows."""
+    from pichak_core.tune.examples import ExampleStream
+    from pichak_core.workload.batches import pad_right, targets_of
+
+    scored_alone = policy == "completion_only"
+    rows = [pair(0, 40) if scored_alone else pair(40, 0)] * 40
+    path = save(tmp_path / "c.jsonl", rows)
+    made = profile_corpus(path, "bytes")
+    assert (made.loss_policy, made.supervised_per_row) == (policy, 39.0)
+    drawn = ExampleStream(path, "bytes", made.seq_len).rows(40)
+    assert [targets_of(row) for row in drawn] == [row.scored_tokens for row in drawn] == [39] * 40
+    assert pad_right(drawn).scored_tokens == 40 * 39
+
+
+def test_a_row_of_one_token_has_nothing_to_score_but_behind_a_bos(tmp_path):
+    class WithBos:
+        bos_token_id = 7
+
+        def __call__(self, text):
+            return {"input_ids": [7, *text.encode()]}
+
+    path = save(tmp_path / "c.jsonl", [{"text": "a"}] * 3)
+    made = profile_corpus(path, "bytes")
+    assert (made.token_max, made.supervised_per_row, made.rows_unscored) == (1, 0.0, 3)
+    made = profile_corpus(path, WithBos())
+    assert (made.token_max, made.supervised_per_row, made.rows_unscored) == (2, 1.0, 0)
 
 
 def test_defects_are_counted_with_their_first_line_and_cost_only_their_row(tmp_path):

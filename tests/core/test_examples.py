@@ -84,11 +84,11 @@ def test_compressed_and_array_twins_give_the_same_examples(path, tmp_path, monke
         assert ExampleStream(tmp_path / twin, "bytes", 64).rows(400) == wanted
 
 
-def test_text_is_scored_whole_and_a_policy_can_be_given(tmp_path, path):
+def test_text_is_scored_but_for_its_first_token_and_a_policy_can_be_given(tmp_path, path):
     (tmp_path / "t.txt").write_text("abc\nabcdefgh\n")
     stream = ExampleStream(tmp_path / "t.txt", "bytes", 5)
     assert stream.loss_policy == "all_tokens"
-    assert sorted(e.scored_tokens for e in stream.rows(9)) == [3, 5]
+    assert sorted(e.scored_tokens for e in stream.rows(9)) == [2, 4]
     given = ExampleStream(path, "bytes", 64, loss_policy="all_tokens").rows(1)[0]
     assert all(given.scored)
 
