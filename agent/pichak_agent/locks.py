@@ -103,7 +103,7 @@ def wait_for(
         who = lock.holder() or "another job"
         if waited >= limit_seconds:
             return f"{name!r} was not free within {limit_seconds:g} s; {who} measures it"
-        say(f"waiting for {name!r} ({who}), {waited:.0f} s")
+        say(f"waiting for {name!r}: {who}, {waited:.0f} s")
         if cancel.wait(_POLL_SECONDS):
             return "it was cancelled before it started"
     return ""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pichak_coordinator.disturbance import disturbed
+from pichak_coordinator.disturbance import disturbing_cores
 from pichak_coordinator.records import NodeRecord, Row, json_safe
 from pichak_coordinator.speed import processed_speed, scored_speed
 from pichak_core.measurement import Measurement, Reading
@@ -23,6 +23,14 @@ NOTABLE_POINTS = 5.0
 #: Conditions of the moment and no property of the machine.
 _PASSING = ("cpu.load_others_cores", "cpu.pressure_some_percent")
 #: Step times and rates share the noise of the timed steps.
+#: What follows from the micro-batch: with another one it is another thing, and no change of a rate.
+_OF_THE_BATCH = (
+    "micro_batch_max",
+    "seconds_per_step",
+    "grad_accum",
+    "effective_batch_rows",
+    "effective_batch_tokens",
+)
 _TIMED = ("seconds_per_step", "tokens_per_second", "scored_tokens_per_second")
 
 
@@ -71,10 +79,10 @@ class Change:
         if self.share is None:
             return text
         if self.exceeds is None:
-            return f"{text} ({self.share:+.1%}{told})"
+            return f"{text} ({_share_text(self.share)}{told})"
         word = "more than" if self.exceeds else "within"
         known = f" of {format_number(self.spread)}" if self.spread is not None else ""
-        return f"{text} ({self.share:+.1%}, {word} the measured spread{known}{told})"
+        return f"{text} ({_share_text(self.share)}, {word} the measured spread{known}{told})"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -114,6 +122,11 @@ def changes(
     return [change for change in found if change.notable or not notable]
 
 
+def _share_text(share: float) -> str:
+    """``+12.0%``; a number that more than doubled as ``×3.1``."""
+    return f"{share:+.1%}" if share < 1 else f"×{1 + share:.2g}"
+
+
 def _of_fingerprints(old: Row, new: Row) -> Iterator[Change]:
     for metric, now in new.fingerprint.items():
         then = old.fingerprint.get(metric)
@@ -142,7 +155,11 @@ def _of_readings(node: NodeRecord, metric: str, then: Reading, now: Reading) -> 
 def _of_plans(old: Row, new: Row) -> Iterator[Change]:
     if old.plan is None or new.plan is None or not _same_task(old.plan, new.plan):
         return
+    other_batch = old.plan.as_dict().get("micro_batch") != new.plan.as_dict().get("micro_batch")
+    scored = "scored_tokens_per_second" in old.plan and "scored_tokens_per_second" in new.plan
     for name, now in new.plan.values.items():
+        if (other_batch and name in _OF_THE_BATCH) or (scored and name == "tokens_per_second"):
+            continue
         then = old.plan.values.get(name)
         if then is None or not (then.measured and now.measured) or then.unit != now.unit:
             continue
@@ -165,12 +182,9 @@ def _ramp_conditions(row: Row) -> Mapping[str, Any]:
 
 def _when_disturbed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Which of two readings was that of a busy machine, and how busy it was."""
-    told = [
-        f"{when} {sentence}"
-        for when, sentence in (("before,", disturbed(then)), ("now", disturbed(now)))
-        if sentence
-    ]
-    return "; ".join(told)
+    sides = (("before", disturbing_cores(then)), ("now", disturbing_cores(now)))
+    told = [f"{cores:.2f} cores {when}" for when, cores in sides if cores is not None]
+    return f"others used {' and '.join(told)}" if told else ""
 
 
 def _same_task(one: Plan, other: Plan) -> bool:

@@ -10,6 +10,7 @@ import io
 import ipaddress
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ LEASE_SECONDS = 30.0
 #: How long an address may take to accept a connection.
 CONNECT_SECONDS = 5.0
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HEAD_RESOURCE = "node:__internal_head__"
 #: What the labels begin with that Ray itself puts on a node.
 _RAYS_OWN = "ray.io/"
@@ -218,7 +220,7 @@ class Cluster:
         import ray
 
         name = type(error).__name__
-        text = " ".join(str(error).split())[:300]
+        text = reason_of(str(error))
         for node in self.nodes():
             if node.node_id == node_id and not node.alive:
                 reason = " ".join(node.death_reason.split())[:200]
@@ -255,6 +257,19 @@ class Cluster:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def reason_of(text: str, most: int = 300) -> str:
+    """One line of what Ray says of an error: the end of a traceback, where its reason stands, is
+    kept when not all of it has room. Colours are left out."""
+    plain = " ".join(_COLOUR.sub("", text).split())
+    if len(plain) <= most:
+        return plain
+    lines = [line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()]
+    head, last = " ".join(lines[0].split()), " ".join(lines[-1].split())
+    if len(lines) < 2:
+        return f"{plain[: most // 3]} … {plain[-(most * 2 // 3) :]}"
+    return f"{head[: most // 3]} … {last[-(most * 2 // 3) :]}"
 
 
 def _refuse_open_cluster(address: str, *, insecure: bool) -> None:

@@ -56,12 +56,16 @@ def task_job(params: Mapping[str, Any], *, progress: Say, partial: Partial) -> d
             done_so_far()
         if "grad_fn" not in workload.missing:
             progress("noise scale: first micro-batch")
-            parts.noise(
-                plan,
-                workload.grad_fn,
-                budget_seconds=float(params.get("noise_seconds") or 60.0),
-                say=progress,
-            )
+            try:
+                parts.noise(
+                    plan,
+                    workload.grad_fn,
+                    budget_seconds=float(params.get("noise_seconds") or 60.0),
+                    say=progress,
+                )
+            # The user's code may raise anything; the ramp does not hang on it.
+            except Exception as error:  # noqa: BLE001
+                plan.note(f"no noise scale: grad_fn raised {type(error).__name__}: {error}")
     done_so_far()
     return {"task": plan.to_dict()}
 
@@ -87,6 +91,18 @@ def ramp_job(params: Mapping[str, Any], *, progress: Say, partial: Partial) -> d
     with _opened(settings, plan) as workload:
         progress("building the model and one training step")
         length = workload.seq_len
+        full_finetune = settings.method == "full"
+        told: list[str] = []
+
+        def on_rung(line: str) -> None:
+            """What would be known if the ramp were ended here, by its own code or from outside."""
+            progress(line)
+            told.append(line)
+            made = Plan.from_dict(plan.to_dict())
+            made.note(f"the ramp did not come to its end; it ran {'; '.join(told)}")
+            parts.learning_rate(made, full_finetune=full_finetune)
+            partial({"plan": made.to_dict()})
+
         with (
             watched_conditions(settings.device) as conditions,
             TrainingStep(workload.loss_of, workload.optimizer) as step,
@@ -99,7 +115,7 @@ def ramp_job(params: Mapping[str, Any], *, progress: Say, partial: Partial) -> d
                 headroom=float(params.get("headroom", 0.12)),
                 limit=_whole(params.get("limit")) or MOST_ROWS,
                 rows=_whole(plan.as_dict().get("rows_total")),
-                on_progress=progress,
+                on_progress=on_rung,
                 step_seconds_limit=params.get("step_seconds") or None,
             )
         _note_disturbance(plan, conditions)
@@ -108,7 +124,7 @@ def ramp_job(params: Mapping[str, Any], *, progress: Say, partial: Partial) -> d
             result |= {"ramp": rungs, "plan": plan.to_dict()}
             partial(result)
         parts.batch(plan, target)
-        parts.learning_rate(plan, full_finetune=settings.method == "full")
+        parts.learning_rate(plan, full_finetune=full_finetune)
         if settings.method == "lora" and "adapter_shapes" not in workload.missing:
             shapes = workload.adapter_shapes()
             parts.rank(plan, shapes, ramp_result=found, ran_with_rank=settings.lora_rank)

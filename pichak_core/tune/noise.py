@@ -126,6 +126,8 @@ class NoiseAccumulator:
         micro = est.tokens / k
         s = est.s_rob if est.s_rob > log.rounding * micro * est.mean_sq else 0.0
         number, kind = classify(s, est.g2, tokens=est.tokens, micro_tokens=micro)
+        if kind == "value" and k < 3:
+            kind = "coarse"
         low, high, freedom = self._interval(replace(est, s_rob=s))
         if kind == "lower_bound":
             low = min(low, est.tokens)

@@ -22,9 +22,10 @@ _ROUNDING = 1e-9
 class NoiseScale:
     """The gradient noise scale B_noise = S/|G|², in scored tokens, and how far to trust it.
 
-    kind: "value"; "coarse" (T < 2·B_noise); "lower_bound" (|G|² not above zero: `b_noise_tokens` is
-    T and B_noise is at least about that); "upper_bound" (S not above zero: `b_noise_tokens` is the
-    mean t, and B_noise is at most that). `b_noise_tokens` is never negative and always finite.
+    kind: "value"; "coarse" (T < 2·B_noise, or only 2 micro-batches); "lower_bound" (|G|² not above
+    zero: `b_noise_tokens` is T and B_noise is at least about that); "upper_bound" (S not above
+    zero: `b_noise_tokens` is the mean t, and B_noise is at most that). `b_noise_tokens` is never
+    negative and always finite.
     `low` and `high` are the interval at `confidence`; `high` is `math.inf` when it is unbounded,
     both are None when nothing was known of the spread.
 
@@ -124,7 +125,9 @@ def sentence(made: NoiseScale, freedom: float | None) -> str:
             f"; {100 * made.confidence:g} % interval {n(made.low)} {reach} (delete-one jackknife, "
             f"Fieller, {freedom:.3g} degrees of freedom)"
         )
-    if made.kind == "coarse":
+    if made.kind == "coarse" and made.k < 3:
+        text += f"; coarse: {made.k} micro-batches say nothing of their own spread"
+    elif made.kind == "coarse":
         text += f"; coarse: T is {made.tokens / made.b_noise_tokens:.2g} × B_noise, not 2 ×"
     if made.design_effect is not None:
         text += f"; design effect {n(made.design_effect)}"

@@ -46,7 +46,14 @@ _BEHIND_IT: dict[LimitedBy, str] = {
     "prediction": "the next size was predicted to take the host down and was not run",
     "limit": "the limit that was given ends the ramp there",
     "rows": "the data has no more rows",
-    "time": "the next size was left out, for its step would take longer than allowed",
+    "time": "larger ones were left out, as their step was expected to take longer than allowed",
+}
+
+#: What a noise scale that is no value means for the factor made of it.
+_BOUND_SAYS = {
+    "upper_bound": "the noise scale is at most that, so the factor may be larger, up to 1",
+    "lower_bound": "the noise scale is at least that, so the factor may be smaller",
+    "coarse": "the noise scale is a coarse one",
 }
 
 #: How the note begins that stands where a micro-batch is missing.
@@ -176,6 +183,8 @@ def ramp(
     )
     if headroom is not None:
         plan.set("headroom", float(headroom), CONSTANT)
+    if options.get("step_seconds_limit") is not None:
+        plan.set("step_seconds_limit", float(options["step_seconds_limit"]), CONSTANT, unit="s")
     kept = rows_text(found.micro_batch)
     per_pass = found.seconds_per_step / passes
     timed = f"median of the repeated steps at {kept}, {found.seconds_per_step:.3g} s" + (
@@ -189,7 +198,7 @@ def ramp(
             Value(rate, f"{kept} of {length:,} tokens; {timed}", unit="tokens/s"),
         )
     scored = plan.as_dict().get("supervised_per_row")
-    if scored is not None and per_pass > 0:
+    if scored and per_pass > 0:
         rate = found.micro_batch * float(scored) / per_pass
         plan.set(
             "scored_tokens_per_second",
@@ -221,8 +230,11 @@ def batch(
     if per_row is None and "seq_len" in plan:
         per_row = values["seq_len"]
         plan.note("scored tokens per row are unknown: every token of a row was taken as scored")
-    if not per_row:
+    if per_row is None:
         plan.note("no accumulation: it needs the scored tokens of a row (`data`)")
+        return
+    if not float(per_row) > 0:
+        plan.note("no accumulation: the loss scores no token of a row at this length")
         return
     noise_value = plan.values.get("noise_scale_tokens") if target_tokens is None else None
     found = plan_accumulation(
@@ -251,6 +263,9 @@ def learning_rate(plan: Plan, *, full_finetune: bool) -> None:
     factor, why = batch_factor(
         _optional(values.get("effective_batch_tokens")), _optional(values.get("noise_scale_tokens"))
     )
+    bound = _BOUND_SAYS.get(str(values.get("noise_scale_kind", "")))
+    if bound and "noise_scale_tokens" in values and "effective_batch_tokens" in values:
+        why += f" ({bound})"
     scale = float(values["rewrite_scale"])
     rate = scale / divisor * factor
     source = (

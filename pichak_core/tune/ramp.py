@@ -44,7 +44,8 @@ def ramp_micro_batch(
     with `TrainingStep`. Sizes from `start` are run, up to `limit` and to the `rows` of the data;
     only sizes that ran are kept. `headroom` is the share of the capacity that the peak must leave.
     `first_guess` is a size to begin with, from an identical machine (`RampResult.guess_for`).
-    Sizes whose step may take longer than `step_seconds_limit` are not run. `tokens_per_row` turns
+    Sizes whose step is expected, from that of smaller ones, to take longer than
+    `step_seconds_limit` are not run; a size that then takes longer is noted. `tokens_per_row` turns
     rows/s into tokens/s in the source. ``keep="largest"`` leaves out the timing of smaller sizes.
     `backend` replaces the device's own, `clock` gives seconds. `on_progress` is called with a line
     for each size. ``step_fn.close()``, where there is one, is called at the end, whatever happens.
@@ -146,6 +147,7 @@ def _result(
             headroom_bytes=headroom_bytes,
             passes=passes,
             tokens_per_row=tokens_per_row,
+            step_seconds_limit=ramp.step_seconds_limit,
         ),
         spilled=any(rung.verdict in ("over capacity", "paging", "slow") for rung in tried),
         limited_by=limited_by,

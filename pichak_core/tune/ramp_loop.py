@@ -141,6 +141,14 @@ class Ramp:
                 "something keeps tensors alive (a list of losses, a cache), and the ramp answers "
                 "for what was left; run it in a process of its own"
             )
+        limit = self.step_seconds_limit
+        slow = [s for s in self.steady.values() if limit and statistics.median(s.seconds) > limit]
+        if slow and limit:
+            size = max(slow, key=lambda steady: steady.rows)
+            notes.append(
+                f"a step of {rows_text(size.rows)} took {statistics.median(size.seconds):.3g} s, "
+                f"more than the {limit:g} s allowed: smaller sizes had promised less"
+            )
         peaks = {rung.peak_bytes for rung in self.tried if rung.peak_bytes is not None}
         if len(self.tried) > 2 and len(peaks) == 1:
             notes.append(

@@ -33,9 +33,8 @@ _NEXT_ANYWAY = (
     "weights"
 )
 _BEYOND: dict[LimitedBy, str] = {
-    "limit": "the limit that was given",
-    "rows": "the rows in the data",
-    "time": "the step time that was allowed",
+    "limit": "the limit that was given ends the ramp there",
+    "rows": "the rows in the data end the ramp there",
 }
 
 
@@ -65,6 +64,7 @@ def tell(
     headroom_bytes: int,
     passes: int,
     tokens_per_row: int | None,
+    step_seconds_limit: float | None = None,
 ) -> str:
     """The `source` of a ramp's result. `passes` micro-batches are trained by each step."""
     rungs = "; ".join(f"{rows_text(rung.batch)} {rung.verdict} ({rung.why})" for rung in tried)
@@ -77,7 +77,8 @@ def tell(
     each = f" of {passes} micro-batches" if passes > 1 else ""
     return (
         f"real training steps on {backend.device} ({backend.describe()}): {rungs}. "
-        f"{_edge(tried, largest, limited_by, predicted_bytes)} {_choice(kept, largest, paces)} "
+        f"{_edge(tried, largest, limited_by, predicted_bytes, step_seconds_limit)} "
+        f"{_choice(kept, largest, paces)} "
         f"Over {len(seconds)} consecutive steps{each}, {rows_text(kept)} peaked at "
         f"{gib(peak_bytes)} and took {statistics.median(seconds):.3g} s a step (median). "
         f"Peak: {backend.peak_source()}. {_clock(backend)}"
@@ -101,11 +102,20 @@ def why_nothing_fits(smallest: Rung, phase: str | None, *, capacity: str, budget
 
 
 def _edge(
-    tried: Sequence[Rung], largest: int, limited_by: LimitedBy, predicted_bytes: float | None
+    tried: Sequence[Rung],
+    largest: int,
+    limited_by: LimitedBy,
+    predicted_bytes: float | None,
+    step_seconds_limit: float | None,
 ) -> str:
     head = f"The largest that fits is {largest:,}:"
     if limited_by in _BEYOND:
-        return f"{head} {_BEYOND[limited_by]} ends the ramp there."
+        return f"{head} {_BEYOND[limited_by]}."
+    if limited_by == "time":
+        return (
+            f"{head} larger ones were left out, as their step was expected to take longer than the "
+            f"{step_seconds_limit or 0:g} s allowed."
+        )
     if limited_by == "prediction":
         peak = "" if predicted_bytes is None else f" at {gib(predicted_bytes)}"
         return (

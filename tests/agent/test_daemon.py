@@ -165,7 +165,7 @@ def test_two_agents_of_a_machine_never_measure_the_same_at_once(
     (name,) = running
     del waiting[name]
     for job_id, its in waiting.items():
-        wait_until(lambda i=its, j=job_id: f"(job {name}, " in i.progress(j))  # type: ignore[misc]
+        wait_until(lambda i=its, j=job_id: f": job {name}, " in i.progress(j))  # type: ignore[misc]
         assert its.progress(job_id).startswith("waiting for 'cpu'")
     free = Call(other, job("d", lock="GPU-1"))
     fake.started.acquire()

@@ -97,11 +97,8 @@ def test_suspect_and_passing_values_are_not_compared() -> None:
 def test_plans_are_compared_for_the_same_task_only() -> None:
     old, new = trained(seconds=0.5), trained(seconds=1.0)
     names = {c.metric for c in diff(one(plan=old), one(plan=new))}
-    assert names == {
-        "plan.seconds_per_step",
-        "plan.tokens_per_second",
-        "plan.scored_tokens_per_second",
-    }
+    # all tokens a second would say the same again
+    assert names == {"plan.seconds_per_step", "plan.scored_tokens_per_second"}
     new.model = "another"
     assert diff(one(plan=old), one(plan=new)) == []
 
@@ -143,11 +140,20 @@ def test_a_change_on_a_busy_machine_says_so() -> None:
     busy = reading("a_mb_s", 50.0, 4.0, conditions={"cpu.load_others_cores": 2.0})
     (change,) = diff(one(idle), one(busy))
     assert "-50.0%" in change.sentence
-    assert "now other programs used 2.00 cores meanwhile" in change.sentence
+    assert "others used 2.00 cores now" in change.sentence
     (back,) = diff(one(busy), one(idle))
-    assert "before, other programs used 2.00 cores meanwhile" in back.sentence
+    assert "others used 2.00 cores before" in back.sentence
     ramps = [{"conditions": {"cpu.load_others_cores": cores}} for cores in (0.0, 1.0)]
     plans = [trained(seconds=seconds) for seconds in (0.5, 1.0)]
     old, new = (one(plan=p, ramp=r) for p, r in zip(plans, ramps, strict=True))
-    slower = {c.metric: c for c in diff(old, new)}["plan.tokens_per_second"]
-    assert "now other programs used 1.00 cores meanwhile" in slower.sentence
+    slower = {c.metric: c for c in diff(old, new)}["plan.scored_tokens_per_second"]
+    assert "others used 1.00 cores now" in slower.sentence
+
+
+def test_another_micro_batch_is_one_change_and_not_seven() -> None:
+    """The time of a step of 16 rows is no slower time of a step of 8."""
+    old, new = one(plan=trained(8, 0.5)), one(plan=trained(16, 1.5))
+    told = {change.metric: change.sentence for change in diff(old, new)}
+    assert set(told) == {"plan.micro_batch", "plan.scored_tokens_per_second"}
+    assert "1,600 → 1,067" in told["plan.scored_tokens_per_second"]
+    assert "8 → 16 (×2)" in told["plan.micro_batch"]

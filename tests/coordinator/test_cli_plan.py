@@ -132,7 +132,7 @@ def test_it_waits_for_what_others_measure_and_answers_on_stdout_alone(folder: Pa
     assert lock.try_acquire("job of a fleet")
     process = start(folder, "--model", "task.py:good", "--limit", "2", "--json")
     assert process.stderr is not None
-    assert "waiting for 'machine' (job of a fleet)" in process.stderr.readline()
+    assert "waiting for 'machine': job of a fleet" in process.stderr.readline()
     lock.release()
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pichak_coordinator.cluster import Cluster, ClusterError, ClusterNode
+from pichak_coordinator.cluster import Cluster, ClusterError, ClusterNode, reason_of
 
 
 def free_port() -> int:
@@ -115,3 +115,18 @@ def test_ctrl_c_while_a_local_ray_starts_leaves_no_process(seconds: float) -> No
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.2)
     assert not left
+
+
+def test_the_reason_at_the_end_of_a_long_error_is_kept() -> None:
+    text = (
+        "The actor died because of an error raised in its creation task, "
+        "\x1b[36mray::AgentActor.__init__()\x1b[39m (pid=12)\n"
+        + "".join(f'  File "/somewhere/module_{i}.py", line {i}, in <module>\n' for i in range(40))
+        + "ImportError: this pichak_agent is somebody else's"
+    )
+    said = reason_of(text)
+    assert said.startswith("The actor died because of an error")
+    assert said.endswith("ImportError: this pichak_agent is somebody else's")
+    assert len(said) <= 310
+    assert "\x1b" not in said
+    assert reason_of("short\n text") == "short text"

@@ -12,6 +12,7 @@ import pytest
 
 from pichak_core import CONSTANT, Plan, derive
 from pichak_core.testing import FakeDevice, FakeStep, affine_memory
+from pichak_core.tune import parts
 from pichak_core.tune.jobs import NoMicroBatchError, ramp_job, settings_of, task_job
 
 MIB = 1024**2
@@ -186,6 +187,8 @@ def test_a_ramp_leaves_out_steps_that_take_too_long() -> None:
     assert max(ran) <= 5
     assert plan.micro_batch_max <= 5
     assert "longer than allowed" in plan.why("micro_batch_max")
+    assert "longer than the 0.11 s allowed" in plan.why("micro_batch")
+    assert plan.constants()["step_seconds_limit"] == 0.11
 
 
 # -- a fleet's jobs -------------------------------------------------------------------------------
@@ -221,6 +224,78 @@ def test_the_two_jobs_together_make_a_plan(corpus: Path, method: str) -> None:
     assert plan.constants()["learning_rate_divisor"] == divisor
     assert ("lora_rank" in plan) is (method == "lora")
     assert "plan" in early[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("value", None),
+        ("upper_bound", "at most that, so the factor may be larger"),
+        ("lower_bound", "at least that, so the factor may be smaller"),
+    ],
+)
+def test_a_factor_made_of_a_bound_says_so(kind: str, said: str | None) -> None:
+    plan = Plan().set("rewrite_scale", 0.32, "norms").set("effective_batch_tokens", 25.0, "ran")
+    plan.set("noise_scale_tokens", 100.0, "gradients").set("noise_scale_kind", kind, "gradients")
+    parts.learning_rate(plan, full_finetune=True)
+    # 0.32 / 320 · √(25 / 100)
+    assert float(plan.learning_rate) == pytest.approx(0.0005)
+    why = plan.why("learning_rate")
+    assert said in why if said else "that, so the factor" not in why
+
+
+def test_no_scored_token_is_the_reason_and_not_missing_data() -> None:
+    plan = Plan().set("micro_batch", 4, "ran").set("supervised_per_row", 0.0, "counted")
+    parts.batch(plan)
+    assert any("scores no token of a row at this length" in note for note in plan.notes)
+    assert "grad_accum" not in plan
+
+
+BREAKING = """
+import torch
+class Task:
+    seq_len = 8
+    def __init__(self):
+        self.layer = torch.nn.Linear(8, 8)
+        self.optimizer = torch.optim.AdamW(self.layer.parameters())
+    def loss_of(self, b):
+        if b > LIMIT:
+            raise ValueError(f"boom at {b}")
+        return self.layer(torch.ones(b, 8)).square().mean()
+    def grad_fn(self, i):
+        raise KeyError("no batch")
+    def named_weights(self):
+        return self.layer.named_parameters()
+def make(settings):
+    return Task()
+"""
+
+
+def test_a_grad_fn_that_raises_costs_the_noise_scale_alone(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "task.py"
+    path.write_text(BREAKING.replace("LIMIT", "100"), encoding="utf-8")
+    given = params(None, model=f"{path}:make", limit=2)
+    done, _ = run(task_job, given)
+    task = Plan.from_dict(done["task"])
+    assert "rewrite_scale" in task
+    assert any("grad_fn raised KeyError: 'no batch'" in note for note in task.notes)
+    result, _ = run(ramp_job, {**given, "task": done["task"]})
+    assert Plan.from_dict(result["plan"]).micro_batch_max == 2
+
+
+def test_a_ramp_that_breaks_off_says_what_ran(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "task.py"
+    path.write_text(BREAKING.replace("LIMIT", "1"), encoding="utf-8")
+    given = params(None, model=f"{path}:make", limit=8)
+    done, _ = run(task_job, given)
+    seen: list[dict[str, Any]] = []
+    with pytest.raises(ValueError, match="boom"):
+        ramp_job({**given, "task": done["task"]}, progress=lambda _: None, partial=seen.append)
+    kept = Plan.from_dict(seen[-1]["plan"])
+    assert any("did not come to its end; it ran 1 row: ok" in note for note in kept.notes)
+    assert float(kept.learning_rate) == pytest.approx(float(kept.rewrite_scale) / 320)
 
 
 def test_a_length_that_the_user_insists_on_is_a_constant(corpus: Path) -> None:

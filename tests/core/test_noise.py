@@ -484,3 +484,16 @@ def test_impossible_arguments():
         measure_noise_scale(grad_fn, confidence=90)
     with pytest.raises(ValueError, match="buckets"):
         NoiseAccumulator(buckets=16)
+
+
+def test_two_micro_batches_are_never_more_than_coarse() -> None:
+    """Their own spread is unknown, whatever T is."""
+    noise = NoiseAccumulator()
+    for gradient in ([2.0, 0.1], [2.0, -0.1]):
+        noise.add(gradient, 1000)
+    found = noise.result()
+    assert found.tokens > 2 * found.b_noise_tokens
+    assert (found.kind, found.resolved) == ("coarse", False)
+    assert "say nothing of their own spread" in found.source
+    noise.add([2.0, 0.05], 1000)
+    assert noise.result().kind == "value"

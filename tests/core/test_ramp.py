@@ -431,7 +431,7 @@ def test_a_step_may_be_limited_in_time() -> None:
     assert result.limited_by == "time"
     assert max(0.5 + 0.1 * rows for rows in step.calls) <= 3.0
     assert 23 <= result.micro_batch_max <= 25
-    assert "step time" in result.source
+    assert "longer than the 3 s allowed" in result.source
 
 
 def test_one_slow_step_does_not_end_a_ramp_that_is_limited_in_time() -> None:
