@@ -8,4 +8,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of real clusters first: they are the longest, and nothing should wait for them alone
+    at the end where two workers share the files."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
