@@ -21,6 +21,10 @@ from pichak_core.tune.tokenizers import tokenizer_name
 
 DEFAULT_SAMPLE = 512
 
+_PACKED = frozenset({".gz", ".zst"})
+_TABLES = frozenset({".csv", ".tsv"})
+_JSON = frozenset({".json", ".jsonl", ".ndjson"})
+
 #: Called with (what is being done, done so far, in all).
 OnProgress = Callable[[str, int, int], None]
 
@@ -79,7 +83,7 @@ def profile_corpus(
         quantile=quantile,
         buckets=buckets,
         rows_total=counted.rows,
-        complete=tally.drawn >= counted.rows,
+        rows_drawn=tally.drawn,
         seed=seed,
     )
     cut = choice.cut
@@ -118,12 +122,13 @@ def profile_corpus(
         rows_unscored=cut.unscored,
         over_last_bucket=choice.over_last,
         file_kind=file.kind,
-        place="line" if file.kind in ("JSON Lines", "plain text") else "row",
+        place=_place_of(file),
         tokenizer=tokenizer_name(encoder.tokenizer),
         seconds=time.perf_counter() - started,
         defects=tally.as_dict(),
         formats=dict(formats.most_common()),
         histogram=histogram(rising),
+        notes=_notes(file),
     )
 
 
@@ -150,10 +155,35 @@ def _as_bytes(on_progress: OnProgress | None) -> Callable[[int, int], None] | No
     return lambda done, size: on_progress("counting rows (bytes)", done, size)
 
 
+def _place_of(file: RowFile) -> str:
+    """What a place in the file counts."""
+    return "line" if file.kind in ("JSON Lines", "plain text") else "row"
+
+
+def _notes(file: RowFile) -> tuple[str, ...]:
+    """What the file's name promises and its content does not keep."""
+    named = [suffix.lower() for suffix in file.path.suffixes if suffix.lower() not in _PACKED]
+    suffix = named[-1] if named else ""
+    if file.kind != "plain text":
+        return ()
+    if suffix in _TABLES:
+        return (
+            f"a {suffix} table is read as plain text: every line is a row of text, the header too; "
+            "convert it to JSON Lines for rows of its columns",
+        )
+    if suffix in _JSON:
+        return (
+            f"named {suffix}, but its first lines are not JSON: read as plain text, a row a line",
+        )
+    return ()
+
+
 def _nothing_usable(path: str | Path, file: RowFile, tally: Tally) -> CorpusError:
+    none = f"none of the {tally.drawn:,} rows" if tally.drawn > 1 else "the only row"
+    can = "can" if tally.drawn > 1 else "cannot"
     return CorpusError(
-        f"{path}: none of the {tally.drawn:,} rows read as {file.kind} can be used "
-        f"({tally.describe(3)}); give rows like "
+        f"{path}: {none} read as {file.kind} {can} be used "
+        f"({tally.describe(3, _place_of(file))}); give rows like "
         '{"prompt": "...", "completion": "..."}, {"messages": [...]} or {"text": "..."}'
     )
 

@@ -34,7 +34,8 @@ class CorpusProfile:
     `defects` maps a name to ``{"count", "first_line"}``: how often it was met (blank lines over
     the whole file, the rest in the rows drawn) and the first place. A place is a line, or the
     row's number where `place` is "row" (JSON arrays, parquet). `formats` counts the rows seen of
-    each layout. `histogram` is (from, below, rows) over row lengths.
+    each layout. `histogram` is (from, below, rows) over row lengths. `notes` say what is odd about
+    the file as a whole.
     """
 
     rows_seen: int
@@ -70,6 +71,7 @@ class CorpusProfile:
     defects: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     formats: Mapping[str, int] = field(default_factory=dict)
     histogram: tuple[tuple[int, int, int], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """One paragraph: what was read, how long it is, what the loss scores, what is odd."""
@@ -85,17 +87,19 @@ class CorpusProfile:
         return f"{text}; {'; '.join(odd)}" if odd else text
 
     def defect_lines(self) -> list[str]:
-        """One phrase for each defect: how often, what, and where first."""
-        return [
-            f"{format_number(found['count'])} × {DEFECTS.get(name, name)}, "
-            f"first at {self.place} {format_number(found['first_line'])}"
-            for name, found in self.defects.items()
+        """The notes, and a phrase for each defect: how often, what, and where first."""
+        found = [
+            f"{format_number(met['count'])} × {DEFECTS.get(name, name)}, "
+            f"first at {self.place} {format_number(met['first_line'])}"
+            for name, met in self.defects.items()
         ]
+        return [*self.notes, *found]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         record = asdict(self)
         record["histogram"] = [list(bar) for bar in self.histogram]
+        record["notes"] = list(self.notes)
         return record
 
     @classmethod
@@ -107,6 +111,7 @@ class CorpusProfile:
             raise ValueError(f"not a corpus profile: it has no field {unknown[0]!r}")
         values = dict(record)
         values["histogram"] = tuple(tuple(map(int, bar)) for bar in record.get("histogram", ()))
+        values["notes"] = tuple(map(str, record.get("notes", ())))
         try:
             return cls(**values)
         except TypeError as error:

@@ -49,9 +49,10 @@ class Tally:
         ranked = sorted(self._found.items(), key=lambda item: (-item[1][0], item[0]))
         return {name: {"count": count, "first_line": place} for name, (count, place) in ranked}
 
-    def describe(self, most: int) -> str:
-        """The `most` frequent defects as a phrase."""
+    def describe(self, most: int, place: str) -> str:
+        """The `most` frequent defects as a phrase; `place` is "line" or "row"."""
         return "; ".join(
-            f"{found['count']:,} × {DEFECTS.get(name, name)}, first at {found['first_line']:,}"
+            f"{found['count']:,} × {DEFECTS.get(name, name)}, "
+            f"first at {place} {found['first_line']:,}"
             for name, found in list(self.as_dict().items())[:most]
         )

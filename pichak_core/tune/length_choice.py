@@ -41,13 +41,14 @@ def choose_length(
     quantile: float,
     buckets: Sequence[int],
     rows_total: int,
-    complete: bool,
+    rows_drawn: int,
     seed: int,
 ) -> Choice:
     """The first bucket that holds the quantile and leaves enough rows something to score.
 
-    `complete` says that the rows are all `rows_total` of the file, so that nothing was sampled.
+    `lengths` are those of the usable rows among `rows_drawn`, drawn from the file's `rows_total`.
     """
+    complete = rows_drawn >= rows_total
     rising = sorted(lengths.lengths)
     edges = sorted(buckets)
     wanted = quantile_of(rising, quantile)
@@ -60,22 +61,19 @@ def choose_length(
             break
         passed.append(cut)
     over_last = sum(length > edges[-1] for length in rising)
-    drawn = (
-        f"all {format_number(rows_total)} rows"
-        if complete
-        else f"{format_number(len(rising))} rows drawn uniformly from {format_number(rows_total)} "
-        f"(seed {seed})"
-    )
     interval = "" if complete else f" ({_interval(low, high, len(rising), quantile)})"
-    source = f"the {100 * quantile:.4g} % quantile of the length of {drawn} is {_n(wanted)} tokens"
+    of = _drawn(len(rising), rows_drawn, rows_total, seed)
+    source = (
+        f"the {100 * quantile:.4g} % quantile of the length of {of} is {_count(wanted, 'token')}"
+    )
     bucket = "rounded up to" if wanted <= edges[-1] else "cut to the last bucket,"
     source += f"{interval}, {bucket} {_n(fitting[0])} (the bucket edges are a constant)"
-    sentences = _consequences(cut, passed, len(rising), over_last, edges[-1])
+    sentences = _consequences(cut, passed, len(rising), rows_drawn, over_last, edges[-1])
     return Choice(cut, wanted, low, high, tuple(passed), over_last, "; ".join([source, *sentences]))
 
 
 def _consequences(
-    cut: Cut, passed: Sequence[Cut], rows: int, over_last: int, last: int
+    cut: Cut, passed: Sequence[Cut], rows: int, rows_drawn: int, over_last: int, last: int
 ) -> list[str]:
     said = []
     if passed:
@@ -84,7 +82,8 @@ def _consequences(
             f"{_share(passed[-1].emptied, rows)} of the rows would keep no scored token"
         )
     if not cut.truncated:
-        said.append(f"none of the {_n(rows)} rows read is cut")
+        which = f"{_n(rows)} usable rows" if rows < rows_drawn else f"{_n(rows)} rows read"
+        said.append(f"none of the {which} is cut" if rows > 1 else "it is not cut")
     else:
         lost = _share(cut.scored_before - cut.scored, cut.scored_before)
         said.append(
@@ -92,17 +91,38 @@ def _consequences(
             f"{_share(cut.losing, rows)} lose scored tokens ({lost} of all scored tokens)"
         )
     if cut.emptied:
-        said.append(f"{_n(cut.emptied)} rows keep no scored token")
+        keep = "keeps" if cut.emptied == 1 else "keep"
+        said.append(f"{_count(cut.emptied, 'row')} {keep} no scored token")
     if over_last:
-        said.append(f"{_n(over_last)} rows are longer than the last bucket, {_n(last)}")
+        are = "is" if over_last == 1 else "are"
+        said.append(f"{_count(over_last, 'row')} {are} longer than the last bucket, {_n(last)}")
     return said
+
+
+def _drawn(usable: int, drawn: int, total: int, seed: int) -> str:
+    """The rows that the lengths are of, as a phrase."""
+    if drawn < total:
+        rows = f"{_n(usable)} usable of {_n(drawn)}" if usable < drawn else _n(drawn)
+        noun = "row" if drawn == 1 else "rows"
+        return f"{rows} {noun} drawn uniformly from {_n(total)} (seed {seed})"
+    if usable < total:
+        return f"the {_count(usable, 'usable row')} of {_n(total)}"
+    return "the only row" if total == 1 else f"all {_n(total)} rows"
+
+
+def _count(number: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{_n(number)} {noun}" if number == 1 else f"{_n(number)} {noun}s"
 
 
 def _interval(low: int, high: int, rows: int, quantile: float) -> str:
     """The longest row drawn bounds the quantile at 95 % only if q^n is below 5 %; with fewer rows
     there is no upper end."""
     if quantile**rows > _TAIL:
-        return f"90 % interval {_n(low)} or more: {_n(rows)} rows are too few for an upper end"
+        are = "is" if rows == 1 else "are"
+        return (
+            f"90 % interval {_n(low)} or more: {_count(rows, 'row')} {are} too few for an upper end"
+        )
     return f"90 % interval {_n(low)} to {_n(high)}"
 
 

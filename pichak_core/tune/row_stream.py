@@ -36,6 +36,10 @@ _OTHER_UNICODE = {
 }
 
 
+#: C0 controls that no text has: all but BEL, BS, TAB, LF, VT, FF, CR, ESC and the separators.
+_CONTROLS = bytes(set(range(28)) - {*range(7, 14), 27})
+
+
 class CorpusError(ValueError):
     """A corpus that cannot be read: what, where, and what to do."""
 
@@ -145,8 +149,16 @@ def refuse_foreign(path: Path, head: bytes) -> None:
                 f"{path} is a {name} file: give JSON Lines, a JSON array, plain text "
                 "(each also as .gz or .zst) or parquet"
             )
-    if head.count(0) * 100 > len(head):
-        raise CorpusError(
-            f"{path} holds NUL bytes where text should be, so it is binary or UTF-16: "
-            "give JSON Lines, a JSON array, plain text or parquet"
-        )
+
+
+def looks_binary(head: bytes) -> bool:
+    """More than 1 % NULs or 5 % control characters, lines of nothing but NULs left out.
+
+    Compressed, encrypted or random bytes hold 7 % such characters; UTF-16 is half NULs.
+    """
+    lines = [line for line in head.split(b"\n") if line.strip(b"\0\r")]
+    text = b"\n".join(lines)
+    if not text:
+        return 0 in head
+    controls = len(text) - len(text.translate(None, _CONTROLS))
+    return text.count(0) * 100 > len(text) or controls * 20 > len(text)

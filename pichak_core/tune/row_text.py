@@ -58,6 +58,7 @@ DEFECTS: dict[str, str] = {
     "crlf": "a line ends in CR LF (CR removed)",
     "invalid_utf8": "invalid UTF-8 (replaced by U+FFFD where it could be read)",
     "lone_surrogate": "half of a surrogate pair (replaced by U+FFFD)",
+    "only_nuls": "a line of NUL bytes, as a crash can leave it (left out)",
     "invalid_json": "not valid JSON (left out)",
     "too_large": "a row over 64 MiB (left out)",
     "too_deep": "nested too deeply (left out)",

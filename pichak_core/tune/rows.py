@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from pichak_core.tune.row_bytes import ByteRows, OnBytes, Piece, RowCount, is_blank
-from pichak_core.tune.row_stream import PARQUET_MAGIC, CorpusError, open_stream, refuse_foreign
+from pichak_core.tune.row_stream import (
+    PARQUET_MAGIC,
+    CorpusError,
+    looks_binary,
+    open_stream,
+    refuse_foreign,
+)
 from pichak_core.tune.surrogates import spells_surrogates, without_surrogates
 
 BOM = b"\xef\xbb\xbf"
@@ -65,6 +71,11 @@ def open_rows(path: str | Path) -> RowFile:
 
         return ParquetRows(path)
     refuse_foreign(path, head)
+    if looks_binary(head) and not _holds_rows(head):
+        raise CorpusError(
+            f"{path} holds NUL bytes or other control characters where text should be, so it is "
+            "binary or UTF-16: give JSON Lines, a JSON array, plain text or parquet"
+        )
     kind = sniff(head, whole=len(head) < _HEAD_BYTES)
     if kind is None:
         raise CorpusError(
@@ -97,6 +108,8 @@ class DecodedRows:
     def _decode(self, piece: Piece) -> RawRow:
         if piece.data is None:
             return RawRow(piece.place, None, ("too_large",), usable=False)
+        if not piece.data.strip(b"\0\r"):
+            return RawRow(piece.place, None, ("only_nuls",), usable=False)
         if self.kind == "plain text":
             text, defects = decode_text(piece.data)
             return RawRow(piece.place, text, defects)
@@ -156,7 +169,7 @@ def sniff(head: bytes, *, whole: bool) -> FileKind | None:
     None for one JSON object spread over lines, which has no rows that could be told.
     """
     text = head.removeprefix(BOM).lstrip()
-    lines = [line for line in text.split(b"\n") if not is_blank(line)]
+    lines = [line for line in text.split(b"\n") if not is_blank(line) and line.strip(b"\0\r")]
     if not whole and len(lines) > 1:
         lines.pop()
     if text.startswith(b"["):
@@ -175,6 +188,12 @@ def sniff(head: bytes, *, whole: bool) -> FileKind | None:
         return "JSON Lines" if like_rows else "plain text"
     all_strings = bool(values) and all(isinstance(value, str) for value in values)
     return "JSON Lines" if all_strings else "plain text"
+
+
+def _holds_rows(head: bytes) -> bool:
+    """Whether a line near the start is a JSON row; a number alone can be chance."""
+    lines = head.removeprefix(BOM).split(b"\n")[:_HEAD_LINES]
+    return any(isinstance(_loads(line), (dict, list, str)) for line in lines)
 
 
 def _read_head(reader: Any) -> bytes:

@@ -32,7 +32,7 @@ def test_the_report_says_every_number_of_the_profile(path):
     assert result.exit_code == 0
     said = " ".join(result.stdout.split())
     made = profile_corpus(path, "bytes", sample=None)
-    assert "train.jsonl: JSON Lines, 1,200 rows (all read), in tokens of bytes" in said
+    assert "JSON Lines, 1,200 rows (all read, 1,199 usable), in tokens of bytes" in said
     assert f"p50 {made.token_p50}, p95 {made.token_p95}" in said
     assert "prompt_completion 1,199" in said
     assert "completion_only; completions p95 20 tokens" in said
@@ -85,7 +85,7 @@ def test_json_is_alone_on_stdout_and_complete(path):
         (["none.jsonl"], "no file none.jsonl: check the path"),
         (["."], "is a folder: name one file in it"),
         (["empty"], "empty holds no rows"),
-        (["odd"], "none of the 1 rows"),
+        (["odd"], "the only row read as JSON Lines cannot be used"),
         (["ok", "missing/tokenizer.json"], "no tokenizer at missing/tokenizer.json"),
     ],
 )

@@ -464,3 +464,101 @@ def test_an_upper_end_needs_enough_rows(rows: int, bounded: bool) -> None:
     from pichak_core.tune.length_choice import _interval
 
     assert ("too few for an upper end" in _interval(10, 90, rows, 0.95)) is not bounded
+
+
+class TestBinaryFiles:
+    def test_random_bytes_are_no_corpus(self, tmp_path):
+        # 100 kB with 390 NULs, fewer than 1 %, and 7 % other control characters.
+        data = random.Random(5).randbytes(100_000)
+        for name, content in (("bin.jsonl", data), ("bin.jsonl.gz", gzip.compress(data))):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(CorpusError, match="binary") as caught:
+                profile_corpus(tmp_path / name, "bytes")
+            assert name in str(caught.value)
+
+    @pytest.mark.parametrize("at", [0, 1, 2])
+    def test_a_line_of_nuls_among_good_rows_is_one_bad_row(self, tmp_path, at):
+        lines = [json.dumps(pair(3, 2)).encode()] * 2
+        lines.insert(at, b"\0" * 3)
+        (tmp_path / "c.jsonl").write_bytes(b"\n".join(lines))
+        made = profile_corpus(tmp_path / "c.jsonl", "bytes")
+        assert (made.file_kind, made.rows_total, made.rows_seen) == ("JSON Lines", 3, 2)
+        assert made.defects == {"only_nuls": {"count": 1, "first_line": at + 1}}
+
+    def test_a_line_of_nuls_after_text_is_one_bad_row(self, tmp_path):
+        (tmp_path / "t.txt").write_bytes(b"one\ntwo\n\0\0\0\0\0\0")
+        made = profile_corpus(tmp_path / "t.txt", "bytes")
+        assert (made.file_kind, made.rows_total, made.rows_seen) == ("plain text", 3, 2)
+        assert made.defects == {"only_nuls": {"count": 1, "first_line": 3}}
+
+    def test_nuls_alone_are_no_corpus(self, tmp_path):
+        (tmp_path / "c.jsonl").write_bytes(bytes(5000))
+        with pytest.raises(CorpusError, match="binary"):
+            profile_corpus(tmp_path / "c.jsonl", "bytes")
+
+    def test_text_in_another_encoding_is_still_text(self, tmp_path):
+        (tmp_path / "t.txt").write_bytes("привет мир\n".encode("cp1251") * 20)
+        made = profile_corpus(tmp_path / "t.txt", "bytes")
+        assert made.defects == {"invalid_utf8": {"count": 20, "first_line": 1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("c.jsonl", "named .jsonl, but its first lines are not JSON"),
+        ("c.csv", "the header too"),
+        ("c.tsv", "the header too"),
+        ("c.txt", ""),
+        ("c", ""),
+    ],
+)
+def test_a_name_that_promises_other_rows_is_noted(tmp_path, name, words):
+    (tmp_path / name).write_text("question,answer\na,b\n")
+    made = profile_corpus(tmp_path / name, "bytes")
+    assert (made.file_kind, made.rows_total) == ("plain text", 2)
+    assert len(made.notes) == bool(words)
+    assert words in "".join(made.notes)
+    assert words in "".join(made.defect_lines())
+    assert CorpusProfile.from_dict(json.loads(json.dumps(made.as_dict()))) == made
+
+
+def test_a_json_file_with_its_own_name_gets_no_note(tmp_path):
+    assert profile_corpus(save(tmp_path / "c.jsonl", [pair(3, 2)]), "bytes").notes == ()
+    (tmp_path / "c.csv").write_text(json.dumps(pair(3, 2)))
+    assert profile_corpus(tmp_path / "c.csv", "bytes").notes == ()
+
+
+class TestTheRowsThatWereCounted:
+    def test_the_quantile_says_that_it_is_of_the_usable_rows(self, tmp_path):
+        path = save(tmp_path / "c.jsonl", [pair(3, 2)] * 8)
+        path.write_text(path.read_text() + "{broken\n" * 5)
+        source = profile_corpus(path, "bytes").seq_source
+        assert "of the 8 usable rows of 13 is 5 tokens" in source
+        assert "none of the 8 usable rows is cut" in source
+
+    def test_of_a_sample_too(self, tmp_path):
+        path = save(tmp_path / "c.jsonl", [pair(3, 2)] * 100)
+        path.write_text(path.read_text() + "{broken\n" * 100)
+        made = profile_corpus(path, "bytes", sample=50)
+        assert 0 < made.rows_seen < made.sampled == 50
+        words = f"{made.rows_seen} usable of 50 rows drawn uniformly from 200 (seed 0)"
+        assert words in made.seq_source
+
+    def test_one_row_and_one_token_are_singular(self, tmp_path):
+        made = profile_corpus(save(tmp_path / "c.jsonl", [{"text": "a"}]), "bytes")
+        assert "the length of the only row is 1 token," in made.seq_source
+        assert "it is not cut" in made.seq_source
+        made = profile_corpus(
+            save(tmp_path / "d.jsonl", [{"text": "a" * 20}]), "bytes", buckets=(8,)
+        )
+        assert "1 row is longer than the last bucket, 8" in made.seq_source
+
+    def test_a_refusal_says_what_the_place_counts(self, tmp_path):
+        (tmp_path / "c.jsonl").write_text('{"a": 1\n{"a": 2\n')
+        with pytest.raises(
+            CorpusError, match=r"2 × not valid JSON \(left out\), first at line 1\)"
+        ):
+            profile_corpus(tmp_path / "c.jsonl", "bytes")
+        (tmp_path / "c.json").write_text("[1]")
+        with pytest.raises(CorpusError, match=r"the only row .* cannot be used .*at row 1\b"):
+            profile_corpus(tmp_path / "c.json", "bytes")

@@ -99,9 +99,11 @@ def report(profile: CorpusProfile, name: str, width: int, *, bar: str = "█") -
         if profile.sampled >= profile.rows_total
         else f"{n(profile.sampled)} drawn uniformly, seed {profile.seed}"
     )
+    if profile.rows_seen < profile.sampled:
+        drawn += f", {n(profile.rows_seen)} usable"
+    rows = "1 row" if profile.rows_total == 1 else f"{n(profile.rows_total)} rows"
     yield from textwrap.wrap(
-        f"{name}: {profile.file_kind}, {n(profile.rows_total)} rows ({drawn}), "
-        f"in tokens of {profile.tokenizer}",
+        f"{name}: {profile.file_kind}, {rows} ({drawn}), in tokens of {profile.tokenizer}",
         width,
     )
     yield ""
