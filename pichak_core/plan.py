@@ -11,6 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 #: The source of a number that nobody measured.
@@ -27,9 +28,11 @@ class Value:
 
     `source` is never empty. `seconds` is what measuring it took. `low` and `high` are an interval
     in the same unit where one is known; `high=math.inf` says "unbounded above".
-    Compares, hashes and converts like the bare value.
+    Compares, orders, hashes, formats and converts like the bare value. There is no arithmetic, on
+    purpose: a number computed from it has another source.
 
-    Raises `ValueError` for an empty source or a value that is not finite.
+    Raises `ValueError` for an empty source, a value or cost that is not finite, a negative cost,
+    or an interval whose low end lies above its high end.
     """
 
     value: Scalar
@@ -40,13 +43,18 @@ class Value:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.source.strip():
+        source: object = self.source
+        if not (isinstance(source, str) and source.strip()):
             raise ValueError(
                 f"a Value needs its source, and {self.value!r} came without one; "
                 "a number that was not measured has the source CONSTANT"
             )
         if isinstance(self.value, float) and not math.isfinite(self.value):
             raise ValueError(f"{self.value!r} is not a measurement; leave a note instead")
+        if not (math.isfinite(self.seconds) and self.seconds >= 0):
+            raise ValueError(f"seconds is {self.seconds!r}; what measuring took is 0 or more")
+        if self.low is not None and self.high is not None and not self.low <= self.high:
+            raise ValueError(f"the interval {self.low!r} to {self.high!r} begins above its end")
 
     @property
     def measured(self) -> bool:
@@ -70,8 +78,34 @@ class Value:
     def __eq__(self, other: object) -> bool:
         return bool(self.value == (other.value if isinstance(other, Value) else other))
 
+    def __lt__(self, other: object) -> bool:
+        bare = self._comparable(other)
+        return NotImplemented if bare is None else bool(self.value < bare)
+
+    def __le__(self, other: object) -> bool:
+        bare = self._comparable(other)
+        return NotImplemented if bare is None else bool(self.value <= bare)
+
+    def __gt__(self, other: object) -> bool:
+        bare = self._comparable(other)
+        return NotImplemented if bare is None else bool(self.value > bare)
+
+    def __ge__(self, other: object) -> bool:
+        bare = self._comparable(other)
+        return NotImplemented if bare is None else bool(self.value >= bare)
+
+    def _comparable(self, other: object) -> Any:
+        """The number (or word) in `other` where this one can be ordered against it, else None."""
+        bare = other.value if isinstance(other, Value) else other
+        kind = str if isinstance(self.value, str) else Real
+        return bare if isinstance(bare, kind) else None
+
     def __hash__(self) -> int:
         return hash(self.value)
+
+    def __format__(self, spec: str) -> str:
+        """Without a spec as `str` has it, with the unit; else the bare value in that format."""
+        return format(self.value, spec) if spec else str(self)
 
     def __str__(self) -> str:
         number = format_number(self.value)

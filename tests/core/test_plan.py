@@ -169,3 +169,52 @@ def test_numbers_as_a_person_reads_them(value: object, text: str) -> None:
 )
 def test_one_of_something_is_singular(value: int, unit: str, text: str) -> None:
     assert str(Value(value, "counted", unit=unit)) == text
+
+
+def test_a_source_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs its source"):
+        Value(3, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [-0.1, math.nan, math.inf])
+def test_a_cost_below_nothing_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="0 or more"):
+        Value(3, "a ramp", seconds)
+
+
+@pytest.mark.parametrize(("low", "high"), [(2.0, 1.0), (math.inf, 1.0), (math.nan, 1.0)])
+def test_an_interval_begins_below_its_end(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="begins above its end"):
+        Value(3, "a ramp", low=low, high=high)
+    assert Value(3, "a ramp", low=3.0, high=3.0).low == 3.0
+
+
+def test_a_value_is_ordered_as_its_number() -> None:
+    three, four = Value(3, "a ramp"), Value(4.0, "a clock")
+    assert three < four and three < 3.5 and Value(2, "a ramp") < three and three <= 3
+    assert four > three and four > 3 and Value(5, "a ramp") > four and four >= 4 and four >= three
+    assert not three < 3 and not four <= three and not three > 3 and not three >= four
+    assert sorted([four, three]) == [3, 4]
+    assert max(four, 10, three) == 10
+    assert Value("auto", "read") < "b"
+
+
+def test_a_number_and_a_word_have_no_order() -> None:
+    for other in ("4", None, [4], Value("auto", "read")):
+        with pytest.raises(TypeError):
+            Value(3, "a ramp") < other  # type: ignore[operator]  # noqa: B015
+        assert Value(3, "a ramp").__lt__(other) is NotImplemented
+
+
+def test_a_value_formats_as_its_number() -> None:
+    value = Value(1234.5678, "a clock", unit="s")
+    assert (f"{value:.2f}", f"{value:,.0f}") == ("1234.57", "1,235")
+    assert f"{value}" == str(value) == "1,235 s"
+    assert f"{Value(7, 'a ramp'):03d}" == "007"
+    assert f"{Value('auto', 'read'):>6}" == "  auto"
+
+
+def test_a_value_has_no_arithmetic() -> None:
+    """A number computed from it has another source."""
+    with pytest.raises(TypeError):
+        Value(3, "a ramp") + 1  # type: ignore[operator]
