@@ -13,7 +13,7 @@ moves a weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ DEFAULT_DIVISOR = 32
 FULL_FINETUNE_DIVISOR = 320
 
 _NAMED = 3
+_PAIR = 2
+
+Named = tuple[str, Any]
 
 
 @dataclass(frozen=True)
@@ -80,19 +83,20 @@ class _Size:
 
 
 def derive_lr(
-    named_weights: Iterable[tuple[str, Any]],
+    named_weights: Iterable[Named] | Mapping[str, Any],
     *,
     divisor: float | None = None,
     batch_tokens: float | None = None,
     noise_tokens: float | None = None,
     full_finetune: bool = False,
 ) -> LRResult:
-    """The learning rate for the trained tensors `named_weights` (consumed once).
+    """The learning rate for the trained tensors `named_weights` (pairs, or a dict; consumed once).
 
     `batch_tokens` are the scored tokens of the optimizer step that will really run, `noise_tokens`
     the noise scale. `divisor` overrides the constant that `full_finetune` selects. Where some
     tensors require gradients, the others are taken for frozen and left out. `ValueError` when no
-    tensor has a finite, non-zero norm, or one has no readable values.
+    tensor has a finite, non-zero norm, or one has no readable values; `TypeError` for tensors
+    without their names.
     """
     if divisor is not None and not (math.isfinite(divisor) and divisor > 0):
         raise ValueError(f"divisor has to be a positive number, not {divisor}")
@@ -119,18 +123,20 @@ def derive_lr(
     )
 
 
-def rewrite_scale(named_weights: Iterable[tuple[str, Any]]) -> tuple[float, str, int]:
+def rewrite_scale(
+    named_weights: Iterable[Named] | Mapping[str, Any],
+) -> tuple[float, str, int]:
     """(smallest ‖W‖_F/√numel, name of the tensor that has it, number of tensors with a size).
 
     A weight is a torch tensor (any floating dtype; its norm is taken in double precision) or an
     object with `norm()` and `numel()`. All-zero tensors have no size and do not count.
-    `ValueError` as for `derive_lr`.
+    `ValueError` and `TypeError` as for `derive_lr`.
     """
     rewrite = measure_rewrite(named_weights)
     return rewrite.scale, rewrite.binding, rewrite.matrices
 
 
-def measure_rewrite(named_weights: Iterable[tuple[str, Any]]) -> RewriteScale:
+def measure_rewrite(named_weights: Iterable[Named] | Mapping[str, Any]) -> RewriteScale:
     """`rewrite_scale` with the notes on what did not count and on a binding vector."""
     sizes, notes = _sizes(named_weights)
     binding = min(sizes, key=lambda size: size.rms)
@@ -167,9 +173,31 @@ def batch_factor(batch_tokens: float | None, noise_tokens: float | None) -> tupl
     )
 
 
-def _sizes(named_weights: Iterable[tuple[str, Any]]) -> tuple[list[_Size], list[str]]:
+def named_pairs(named_weights: Iterable[Named] | Mapping[str, Any]) -> list[Named]:
+    """(name, tensor) pairs, of a dict too; `TypeError` for anything else, such as bare tensors."""
+    if isinstance(named_weights, Mapping):
+        named_weights = named_weights.items()
+    given: object = named_weights
+    if is_tensor(given) or not isinstance(given, Iterable):
+        raise _no_pairs(given)
+    pairs: list[Named] = []
+    for pair in given:
+        if not isinstance(pair, (tuple, list)) or len(pair) != _PAIR or is_tensor(pair[0]):
+            raise _no_pairs(pair)
+        pairs.append((str(pair[0]), pair[1]))
+    return pairs
+
+
+def _no_pairs(found: object) -> TypeError:
+    return TypeError(
+        f"named_weights holds {type(found).__name__} where a (name, tensor) pair should be: hand "
+        "in model.named_parameters(), or a dict of tensors by name"
+    )
+
+
+def _sizes(named_weights: Iterable[Named] | Mapping[str, Any]) -> tuple[list[_Size], list[str]]:
     """The tensors with a size, and notes on those without."""
-    named = [(str(name), weight) for name, weight in named_weights]
+    named = named_pairs(named_weights)
     trained = [(name, w) for name, w in named if getattr(w, "requires_grad", False)]
     notes: list[str] = []
     if trained and len(trained) < len(named):

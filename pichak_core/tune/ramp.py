@@ -56,6 +56,10 @@ def ramp_micro_batch(
     `NoStepError` when the step function ran no step; `NotOutOfMemoryError` for an error that only
     looks like a lack of memory; any other error of the step as it is.
     """
+    if not callable(step_fn):
+        raise TypeError(
+            f"step_fn is {step_fn!r}; give a function of b that trains one step of b rows"
+        )
     ceiling, ceiling_is = _ceiling(limit, rows)
     if start < 1:
         raise ValueError(f"start is {start}; the smallest size is 1 row")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pichak_core import CONSTANT, Plan, derive
 from pichak_core.testing import FakeDevice, FakeStep, affine_memory
@@ -322,3 +323,38 @@ def test_a_shipped_file_is_joined_with_its_factory() -> None:
     made = settings_of({"model": "/tmp/x/train.py", "factory": "make", "device": "cpu"})
     assert made.model == "/tmp/x/train.py:make"
     assert settings_of({"model": "builtin:gpt-1m"}).seq_len is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_tokens": 0},
+        {"seq_quantile": 2},
+        {"seq_quantile": 0},
+        {"headroom": -1},
+        {"headroom": 1.0},
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_also_where_nothing_needs_them(options) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=name):
+        derive(**options)
+
+
+def test_a_file_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="check the path") as caught:
+        derive(data=str(tmp_path / "nope"))
+    assert str(tmp_path / "nope") in str(caught.value)
+
+
+def test_weights_may_be_a_dict_and_bare_tensors_are_refused() -> None:
+    weights = {"w": torch.full((2, 2), 0.5)}
+    plan = derive(named_weights=weights)
+    assert plan.rewrite_scale == 0.5
+    with pytest.raises(TypeError, match="named_parameters"):
+        derive(named_weights=list(weights.values()))
+
+
+def test_a_step_that_is_no_function_is_refused_in_a_sentence() -> None:
+    with pytest.raises(TypeError, match="step_fn is 3; give a function"):
+        derive(step_fn=3, device="cpu")  # type: ignore[arg-type]

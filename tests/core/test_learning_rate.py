@@ -175,3 +175,27 @@ def test_a_linear_layer_as_torch_initialises_it():
     # uniform in ±1/√256: rms = 1/(16 √3)
     want = 1 / (16 * math.sqrt(3))
     assert rewrite_scale(layer.named_parameters())[0] == pytest.approx(want, rel=0.01)
+
+
+class TestNames:
+    @pytest.mark.parametrize("measure", [derive_lr, rewrite_scale])
+    @pytest.mark.parametrize(
+        "weights",
+        [
+            [torch.ones(2, 2)],
+            torch.ones(2, 2),
+            torch.ones(()),
+            [("w", torch.ones(2), 3)],
+            ["ab"],
+            [(torch.ones(2), torch.ones(2))],
+            3,
+        ],
+    )
+    def test_tensors_without_names_are_refused_in_a_sentence(self, measure, weights):
+        with pytest.raises(TypeError, match=r"model\.named_parameters\(\)"):
+            measure(weights)
+
+    def test_a_dict_is_its_items(self):
+        weights = {"a": torch.full((3, 3), 2.0), "b": torch.full((2, 2), 0.5)}
+        assert rewrite_scale(weights) == (0.5, "b", 2)
+        assert derive_lr(weights) == derive_lr(weights.items())
