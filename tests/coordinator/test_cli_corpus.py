@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -118,3 +121,26 @@ def test_help_has_examples():
 def test_a_name_in_brackets_is_printed_as_it_is(tmp_path):
     (tmp_path / "[bold]x.txt").write_text("a\n")
     assert "[bold]x.txt: plain text" in run(tmp_path / "[bold]x.txt").stdout
+
+
+def shell(line: str, path: Path) -> subprocess.CompletedProcess[str]:
+    program = "from pichak_coordinator.cli import main; main()"
+    return subprocess.run(
+        ["sh", "-c", f'"$0" -c "$1" corpus "$2" {line}', sys.executable, program, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("json_too", ["", "--json"])
+def test_an_output_that_is_closed_or_full_is_one_sentence(path, json_too):
+    closed = shell(f"{json_too} >&-", path)
+    assert (closed.returncode, closed.stderr.count("\n")) == (2, 1)
+    assert "standard output is closed" in closed.stderr
+    if Path("/dev/full").exists():
+        full = shell(f"{json_too} > /dev/full", path)
+        assert (full.returncode, full.stderr.count("\n")) == (1, 1)
+        assert "pichak: the output cannot be written (No space left" in full.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -12,6 +13,8 @@ import click
 
 from pichak_coordinator.cli.common import EXIT_INTERRUPTED, EXIT_NOTHING, end_on_sigterm
 from pichak_core import __version__
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 #: name -> (module, attribute, one line of help). The line is here so that help imports nothing.
 _COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -74,7 +77,8 @@ def main() -> None:
     end_on_sigterm()
     try:
         code: Any = app.main(standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         error.show()
@@ -83,14 +87,34 @@ def main() -> None:
         click.echo("pichak: interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader went away (`| head`); the interpreter's own flush would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader went away (`| head`).
+        _drop_stdout()
         sys.exit(0)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a sentence, not a traceback
-        if debug:
-            traceback.print_exc()
-        click.echo(
-            f"pichak: {type(error).__name__}: {error} (run with --debug for the traceback)",
-            err=True,
-        )
+    except OSError as error:
+        if error.errno not in _FULL:
+            _say_unexpected(error, debug=debug)
+        else:
+            _drop_stdout()
+            click.echo(
+                f"pichak: {error.filename or 'the output'} cannot be written ({error.strerror}): "
+                "free some room, or write elsewhere",
+                err=True,
+            )
         sys.exit(EXIT_NOTHING)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a sentence, not a traceback
+        _say_unexpected(error, debug=debug)
+        sys.exit(EXIT_NOTHING)
+
+
+def _drop_stdout() -> None:
+    """What stdout did not take is let go: the interpreter's own flush would complain again."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say_unexpected(error: Exception, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    click.echo(
+        f"pichak: {type(error).__name__}: {error} (run with --debug for the traceback)", err=True
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -29,7 +30,7 @@ class UserError(click.ClickException):
     exit_code = EXIT_USAGE
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"pichak: {self.format_message()}", file=file or sys.stderr)
+        click.echo(f"pichak: {self.format_message()}", file=file, err=True)
 
 
 class NothingMeasuredError(UserError):
@@ -47,6 +48,7 @@ def json_option(command: Command) -> Command:
 
 def print_json(record: Any) -> None:
     """One JSON document on stdout; never NaN or Infinity, which are not JSON."""
+    _stdout()
     click.echo(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False))
 
 
@@ -54,14 +56,25 @@ def out() -> Console:
     """The console for results. It writes plain text when stdout is not a terminal."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False, soft_wrap=False, width=_width(sys.stdout))
+    stream = _stdout()
+    return Console(file=stream, highlight=False, soft_wrap=False, width=_width(stream))
+
+
+def _stdout() -> TextIO:
+    """Standard output; Python has none where the shell closed it."""
+    stream: TextIO | None = sys.stdout
+    if stream is None:
+        raise UserError("standard output is closed (>&-); leave it open, or name a file (> FILE)")
+    return stream
 
 
 def err() -> Console:
     """The console for progress and messages (stderr)."""
     from rich.console import Console
 
-    return Console(file=sys.stderr, highlight=False, width=_width(sys.stderr))
+    # Where the shell closed it there is nobody to tell, and rich would turn to stdout.
+    stream = sys.stderr or io.StringIO()
+    return Console(file=stream, highlight=False, width=_width(stream))
 
 
 def _width(stream: Any) -> int | None:
