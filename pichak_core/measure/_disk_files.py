@@ -67,9 +67,25 @@ def files_to_read(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], 
     for path in given:
         if not path.is_file():
             raise DiskError(f"{path} is not a regular file; name files on the disk, or a directory")
+    given = each_once(given)
     if len(given) > MAX_FILES:
         given = [given[index * len(given) // MAX_FILES] for index in range(MAX_FILES)]
     return given, None
+
+
+def each_once(files: Sequence[Path]) -> list[Path]:
+    """The first path of each file: one given twice, also by a link, is read once."""
+    seen: set[tuple[int, int]] = set()
+    kept = []
+    for file in files:
+        found = file.stat()
+        identity = found.st_dev, found.st_ino
+        # Some filesystems number no files.
+        if found.st_ino and identity in seen:
+            continue
+        seen.add(identity)
+        kept.append(file)
+    return kept
 
 
 def users_target(files: Sequence[Path]) -> Target:

@@ -21,6 +21,7 @@ from pichak_core.measure._disk_files import (
     MAX_FILES,
     DiskError,
     Target,
+    each_once,
     files_to_read,
     own_target,
     room_for,
@@ -98,8 +99,15 @@ def disk_queue_depth(
     if filesystem.kind == "memory":
         return DiskResult(filesystem)
     notes = []
-    if len(paths) > MAX_FILES:
-        notes.append(f"{MAX_FILES} of {len(paths)} files were read, evenly chosen")
+    if directory is None:
+        distinct = len(each_once([Path(path) for path in paths]))
+        if distinct < len(paths):
+            notes.append(
+                f"{len(paths)} paths name {distinct} different "
+                f"{'file' if distinct == 1 else 'files'}, each read as one"
+            )
+        if distinct > MAX_FILES:
+            notes.append(f"{MAX_FILES} of {distinct} files were read, evenly chosen")
     with ExitStack() as stack:
         if directory is None:
             target = users_target(files)

@@ -886,3 +886,21 @@ def test_it_is_registered_and_fits_its_budget_in_words() -> None:
 def test_through_the_registry() -> None:
     found = run_one(probes()["disk"], Context(directory=Path("/dev/shm")))
     assert sorted(reading.name for reading in found) == sorted(METRICS)
+
+
+def test_a_file_given_twice_is_read_once(tmp_path: Path) -> None:
+    if filesystem_of(tmp_path).kind not in {"disk", "layered"}:
+        pytest.skip("temporary files lie on no disk")
+    file, link, twin = (tmp_path / name for name in ("a", "link", "twin"))
+    file.write_bytes(os.urandom(1 << 20))
+    link.symlink_to(file)
+    os.link(file, twin)
+    files, _ = disk_files.files_to_read([file, file, link, twin])
+    assert files == [file]
+    (tmp_path / "other").write_bytes(file.read_bytes())
+    assert disk_files.files_to_read([link, tmp_path / "other", file])[0] == [
+        link,
+        tmp_path / "other",
+    ]
+    made = disk_queue_depth([file, link, twin], block_mb=0.25, depths=[1], budget_seconds=0.3)
+    assert "3 paths name 1 different file, each read as one" in " ".join(made.facts())
