@@ -130,10 +130,10 @@ def _from(found: Mapping[str, Any]) -> Recording:
     made = Recording(
         facts,
         [_torch_gpu(device) for device in found["torch"]],
-        str(found["torch_gap"]),
+        str(found["torch_gap"] or ""),
         list(found["start"]),
         [list(events) for events in found["rounds"]],
-        str(found["ended"]),
+        str(found["ended"] or ""),
     )
     if not made.start and not made.ended:
         raise ValueError("it holds no call")

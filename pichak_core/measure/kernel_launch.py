@@ -85,6 +85,8 @@ def _time_blocks(device: str, more: Callable[[int, float], bool]) -> LaunchTime:
     """Time blocks while ``more(blocks done, seconds spent)``."""
     import torch
 
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise RuntimeError(f"device {device!r}: torch {torch.__version__} sees no CUDA device")
     clock = time.perf_counter
     flush, finish = flusher(device), waiter(device)
 

@@ -39,7 +39,11 @@ _BEYOND: dict[LimitedBy, str] = {
 
 
 def gib(count: float) -> str:
-    """Bytes as GiB, or as MiB below 1 GiB."""
+    """Bytes as GiB, below 1 GiB as MiB, below 1 MiB as KiB, and below 1 KiB as they are."""
+    if abs(count) < 2**10:
+        return f"{count:,.0f} B"
+    if abs(count) < 2**20:
+        return f"{count / 2**10:,.1f} KiB"
     if abs(count) < 2**30:
         return f"{count / 2**20:,.1f} MiB"
     return f"{count / 2**30:.2f} GiB"

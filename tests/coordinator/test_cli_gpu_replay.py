@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_recording_this_machine_and_showing_it_again(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     done = run("--record", path)
     assert done.return_value == 0, done.exception
-    assert "calls of NVML" in done.stdout
+    assert re.search(r"\b(1 call|([2-9]|\d\d+) calls) of NVML", done.stdout)
     assert "no host name" in done.stdout
     assert list(tmp_path.iterdir()) == [path]
     assert run("--replay", path).return_value == 0

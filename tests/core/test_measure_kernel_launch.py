@@ -109,3 +109,9 @@ def test_each_block_is_flushed_before_it_is_waited_for(monkeypatch: pytest.Monke
     kernel_launch_us("cpu", 40)
     assert asked == ["flush", "wait"] * (len(asked) // 2)
     assert len(asked) // 2 == 50 + 50 + 2  # the warm-up, waits for an idle device, two blocks
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(RuntimeError, match=r"'cuda:0': torch .* sees no CUDA device"):
+        kernel_launch_us()

@@ -5,6 +5,7 @@ The figures are written down here from the machines' descriptions, not from what
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,15 @@ def test_a_jetson_has_a_gpu_without_nvml() -> None:
     assert gpu.text("gpu.name") == "Orin"
     assert gpu.number("gpu.memory_free_mib") == 52 * 1024
     assert gap(gpu, "gpu.vbios").reason is Reason.NO_DEVICE
+
+
+def test_an_end_of_null_is_no_early_end(tmp_path: Path) -> None:
+    given = next(
+        file for file in FOLDER.glob("*.json") if not json.loads(file.read_text())["ended"]
+    )
+    record = json.loads(given.read_text())
+    record["ended"] = record["torch_gap"] = None
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record))
+    assert (load_recording(path).ended, load_recording(path).torch_gap) == ("", "")
+    assert not [note for note in replay(load_recording(path)).notes if "None" in note]

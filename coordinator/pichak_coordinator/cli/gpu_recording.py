@@ -54,7 +54,9 @@ def record(path: Path, as_json: bool) -> int:
         )
         return EXIT_DONE
     names = ", ".join(gpu.text("name") or f"GPU {gpu.index} (lost)" for gpu in first.gpus)
-    click.echo(f"{path}: {calls} calls of NVML in {len(made.rounds)} readings; {names or 'no GPU'}")
+    asked = "1 call" if calls == 1 else f"{calls} calls"
+    rounds = "1 reading" if len(made.rounds) == 1 else f"{len(made.rounds)} readings"
+    click.echo(f"{path}: {asked} of NVML in {rounds}; {names or 'no GPU'}")
     for why in (first.gap.describe() if first.gap else "", made.ended):
         if why:
             click.echo(f"  {printable(why)}")
