@@ -253,7 +253,9 @@ def test_a_link_opens_from_the_side_that_can(store: Store) -> None:
     assert all(isinstance(reading, Measurement) for reading in run.matrix.rtt.values())
     clients = [(n, j.params["peer"]) for n, j in threads.sent if j.kind == "net_link"]
     assert all(peer != "host2" for _, peer in clients)
-    assert [(f.finding.code, f.nodes, f.finding.state) for f in run.findings] == [
+    # What the rates say depends on what else runs here.
+    reach = [f for f in run.findings if "unreachable" in f.finding.code]
+    assert [(f.finding.code, f.nodes, f.finding.state) for f in reach] == [
         ("node_unreachable", ("host2",), "confirmed")
     ]
 

@@ -9,6 +9,7 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -285,7 +286,15 @@ def stepped(mode: Flip, monkeypatch: pytest.MonkeyPatch) -> GoldenStep:
         return golden_step("cpu", {name: w.clone() for name, w in _WEIGHTS.items()})
 
 
-_WEIGHTS = initial_weights()
+@pytest.fixture(scope="module", autouse=True)
+def start_weights() -> Iterator[None]:
+    """Not kept for longer than this file's tests: other tests count the tensors that are alive."""
+    _WEIGHTS.update(initial_weights())
+    yield
+    _WEIGHTS.clear()
+
+
+_WEIGHTS: dict[str, torch.Tensor] = {}
 LOW, HIGH = range(12), range(12, 23)
 
 
