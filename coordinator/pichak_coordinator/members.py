@@ -69,7 +69,7 @@ class Member:
                 f"{format_number(seconds)} s for the last {rest}, as long as {size} took in the "
                 "ramp"
             )
-        return f"{rows} rows: {' + '.join(parts)}"
+        return f"{rows} {'row' if rows == 1 else 'rows'}: {' + '.join(parts)}"
 
 
 def members_of(rows: Sequence[Row]) -> tuple[list[Member], list[Row]]:

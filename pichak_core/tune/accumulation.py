@@ -127,7 +127,8 @@ def plan_accumulation(
         )
     if updates is not None:
         whole = f"one pass over {rows_text(rows_total or 0)}"
-        source += f"; {whole} is {updates:,} updates of {rows_text(rows)}"
+        steps = "1 update" if updates == 1 else f"{updates:,} updates"
+        source += f"; {whole} is {steps} of {rows_text(rows)}"
     return Accumulation(n, rows, tokens, target, updates, cut, source, target_source, tuple(notes))
 
 

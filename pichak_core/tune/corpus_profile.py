@@ -18,7 +18,7 @@ class CorpusProfile:
     `seed`, and `rows_seen` of those could be tokenised; every number below is of these.
 
     `token_p50` … `token_max` are row lengths, BOS included. `completion_p95` is of the scored
-    tokens of rows that have a completion, None where none is. `seq_len` is chosen at `quantile`,
+    tokens of rows that have such, None where none has. `seq_len` is chosen at `quantile`,
     which is `quantile_tokens` with a 90 % sampling interval of `quantile_low` to `quantile_high`
     (the longest row drawn where `sampled` is too small for an upper end; `seq_source` says so).
 

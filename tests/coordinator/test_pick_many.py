@@ -235,6 +235,8 @@ def test_a_rest_is_charged_as_the_smallest_size_that_ran_and_holds_it() -> None:
         "13 rows: 1 × 1 s for micro-batches of 8 + 0.7 s for the last 5, as long as 6 took in the "
         "ramp"
     )
+    (single,), _ = members_of([row("a", 1.5, 1)])
+    assert single.describe(1) == "1 row: 1 × 1.5 s for micro-batches of 1"
     # A rest never costs more than a whole one.
     (slow,), _ = members_of([row("a", 1.0, 8, ramp=ramp(b2=5.0))])
     assert slow.step_seconds(1) == 1.0

@@ -120,6 +120,10 @@ def test_a_tiny_corpus_says_that_even_one_micro_batch_is_too_much():
     assert (got.grad_accum, got.rows, got.updates) == (1, 8, 12)
     assert got.cut_for_updates
     assert any("only 12 full optimizer steps" in note for note in got.notes)
+    got = plan_accumulation(
+        micro_batch=8, supervised_per_row=50.0, noise_tokens=1550.0, rows_total=10
+    )
+    assert got.source.endswith("one pass over 10 rows is 1 update of 8 rows")
 
 
 def test_a_micro_batch_far_above_the_target_is_said():
