@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from pichak_core.plan import CONSTANT, Value, format_number
-from pichak_core.tune.ramp_story import rows_text
+from pichak_core.tune.ramp_story import counted, rows_text
 
 #: Scored tokens per step where no noise scale was measured.
 DEFAULT_TARGET_TOKENS = 65_536
@@ -114,9 +114,10 @@ def plan_accumulation(
     updates = None if rows_total is None else rows_total // rows
     if updates is not None and updates < min_updates:
         notes.append(
-            f"one pass over {rows_text(rows_total or 0)} gives only {updates:,} full optimizer "
-            f"steps of {rows_text(rows)}, fewer than {min_updates} even without accumulation: "
-            "train for more passes, or use a smaller micro-batch"
+            f"one pass over {rows_text(rows_total or 0)} gives only "
+            f"{counted(updates, 'full optimizer step')} of {rows_text(rows)}, fewer than "
+            f"{min_updates} even without accumulation: train for more passes, or use a smaller "
+            "micro-batch"
         )
     tokens = rows * supervised_per_row
     if n == 1 and tokens > 2 * target:
@@ -127,8 +128,7 @@ def plan_accumulation(
         )
     if updates is not None:
         whole = f"one pass over {rows_text(rows_total or 0)}"
-        steps = "1 update" if updates == 1 else f"{updates:,} updates"
-        source += f"; {whole} is {steps} of {rows_text(rows)}"
+        source += f"; {whole} is {counted(updates, 'update')} of {rows_text(rows)}"
     return Accumulation(n, rows, tokens, target, updates, cut, source, target_source, tuple(notes))
 
 

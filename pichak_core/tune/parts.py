@@ -49,6 +49,12 @@ _BEHIND_IT: dict[LimitedBy, str] = {
     "time": "larger ones were left out, as their step was expected to take longer than allowed",
 }
 
+_KIND_IS = {
+    "value": "noise_scale_tokens is an estimate",
+    "coarse": "noise_scale_tokens is an estimate from too few tokens to rest on",
+    "lower_bound": "the noise scale is at least noise_scale_tokens",
+    "upper_bound": "the noise scale is at most noise_scale_tokens",
+}
 #: What a noise scale that is no value means for the factor made of it.
 _BOUND_SAYS = {
     "upper_bound": "the noise scale is at most that, so the factor may be larger, up to 1",
@@ -101,7 +107,7 @@ def corpus(
         share = profile.scored_tokens_lost / max(1, profile.scored_tokens)
         plan.note(
             f"{profile.rows_losing_scored:,} of {profile.rows_seen:,} rows lose scored tokens at "
-            f"{profile.seq_len:,} tokens, {share:.1%} of all scored tokens"
+            f"{profile.seq_len:,} tokens, {100 * share:.3g} % of all scored tokens"
         )
     for line in profile.defect_lines():
         plan.note(f"corpus: {line}")
@@ -127,7 +133,7 @@ def noise(
         return None
     plan.set("noise_scale_tokens", found.as_value())
     reach = f"T = {format_number(found.tokens)} scored tokens were seen"
-    plan.set("noise_scale_kind", found.kind, f"what noise_scale_tokens is: {reach}")
+    plan.set("noise_scale_kind", found.kind, f"{_KIND_IS[found.kind]}; {reach}")
     for note in found.notes:
         plan.note(note)
     return found

@@ -51,7 +51,12 @@ def gib(count: float) -> str:
 
 def rows_text(count: int) -> str:
     """``1 row``, ``23 rows``."""
-    return f"{count} row" if count == 1 else f"{count:,} rows"
+    return counted(count, "row")
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 update``, ``2,300 updates``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def tell(
