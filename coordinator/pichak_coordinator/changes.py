@@ -128,8 +128,12 @@ def _share_text(share: float) -> str:
 
 
 def _of_fingerprints(old: Row, new: Row) -> Iterator[Change]:
+    depths = [row.fingerprint.number("disk.read_best_depth") for row in (old, new)]
+    other_depth = depths[0] != depths[1]
     for metric, now in new.fingerprint.items():
         then = old.fingerprint.get(metric)
+        if other_depth and metric == "disk.read_p99_ms":
+            continue  # the latency of another number of reads in flight is another thing
         if then is not None and metric not in _PASSING:
             yield from _of_readings(new.node, metric, then, now)
 

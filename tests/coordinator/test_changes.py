@@ -157,3 +157,14 @@ def test_another_micro_batch_is_one_change_and_not_seven() -> None:
     assert set(told) == {"plan.micro_batch", "plan.scored_tokens_per_second"}
     assert "1,600 → 1,067" in told["plan.scored_tokens_per_second"]
     assert "8 → 16 (×2)" in told["plan.micro_batch"]
+
+
+def test_a_latency_at_another_depth_is_not_compared() -> None:
+    def disk(depth: int, p99: float) -> Row:
+        return one(
+            reading("disk.read_best_depth", depth, unit="reads"),
+            reading("disk.read_p99_ms", p99, unit="ms"),
+        )
+
+    assert {c.metric for c in diff(disk(32, 300.0), disk(2, 20.0))} == {"disk.read_best_depth"}
+    assert {c.metric for c in diff(disk(2, 300.0), disk(2, 20.0))} == {"disk.read_p99_ms"}
