@@ -107,7 +107,7 @@ class LiveGpu:
         self._readings: list[Gpu] = []
         self._lock = threading.Lock()
         self._arrived = threading.Event()
-        self._process = _start(["live", str(index), str(interval_seconds)])
+        self._process = start_child(["live", str(index), str(interval_seconds)], quiet=True)
         self._thread = threading.Thread(target=self._listen, name="nvml-listener", daemon=True)
         self._thread.start()
 
@@ -121,7 +121,7 @@ class LiveGpu:
         return taken
 
     def close(self) -> None:
-        _end(self._process)
+        end_child(self._process)
         self._thread.join(timeout=2.0)
 
     def _listen(self) -> None:
@@ -129,20 +129,23 @@ class LiveGpu:
         if stream is None:
             return
         for raw in stream:
-            record = _parse(raw)
+            record = parse_record(raw)
             if record is not None and "gpu" in record:
                 with self._lock:
                     self._readings.append(gpu_from_wire(record["gpu"]))
                 self._arrived.set()
 
 
-def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
+def start_child(
+    arguments: list[str], *, stdin: int = subprocess.DEVNULL, quiet: bool = False
+) -> subprocess.Popen[bytes]:
+    """The process that reads NVML, with `nvml_child.main`'s arguments; `quiet` drops its stderr."""
     path = [entry or str(Path.cwd()) for entry in sys.path]
     return subprocess.Popen(
         [sys.executable, "-I", "-c", _BOOT, json.dumps(path), *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL if arguments[0] == "live" else subprocess.PIPE,
+        stderr=subprocess.DEVNULL if quiet else subprocess.PIPE,
     )
 
 
@@ -152,7 +155,7 @@ def run_child(
     """The child with these arguments (see `nvml_child.main`): (the records it wrote, how it died
     if it did, the end of what it said on stderr)."""
     try:
-        child = _start(arguments)
+        child = start_child(arguments)
     except OSError as error:
         return [], Unmeasured("nvml", Reason.FAILED, f"no child process: {error}"), ""
     ending: Unmeasured | None = None
@@ -162,14 +165,14 @@ def run_child(
         ending = Unmeasured(
             "nvml", Reason.TIMED_OUT, f"NVML gave no answer within {timeout_seconds:.0f} s"
         )
-        _end(child)
+        end_child(child)
         output, errors = _drain(child)
     code, noise = child.returncode, errors.decode("utf-8", "replace").strip()[-300:]
     if ending is None and code:
         how = f"of signal {-code}" if code < 0 else f"with exit code {code}: {noise}"
         reason = Reason.LOST if code < 0 else Reason.FAILED
         ending = Unmeasured("nvml", reason, f"the process that reads NVML died {how}")
-    records = [record for raw in output.splitlines() if (record := _parse(raw)) is not None]
+    records = [record for raw in output.splitlines() if (record := parse_record(raw)) is not None]
     return records, ending, noise
 
 
@@ -181,14 +184,15 @@ def _drain(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         return error.output or b"", error.stderr or b""
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end_child(child: subprocess.Popen[bytes]) -> None:
+    """Kill it; one that is stuck in the driver stays behind."""
     with contextlib.suppress(ProcessLookupError):
         child.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=1.0)
 
 
-def _parse(raw: bytes) -> dict[str, Any] | None:
+def parse_record(raw: bytes) -> dict[str, Any] | None:
     """A record, or None for a line that the driver's library wrote between them."""
     try:
         record = json.loads(raw)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pichak_core.devices.nvml import (
     read_system,
 )
 from pichak_core.devices.nvml_codes import UNKNOWN_ERROR, why
-from pichak_core.devices.nvml_record import Recorder
+from pichak_core.devices.nvml_record import Player, Recorder
 from pichak_core.measurement import Reason, Unmeasured
 
 KERNEL_MODULE = "/proc/driver/nvidia/version"
@@ -106,6 +106,73 @@ def record(nvml: Any, rounds: int, seconds: float, write: Callable[[dict[str, An
             pass
 
 
+class Server:
+    """Answers of one NVML that stays initialised. A GPU that was lost is not touched again."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._count = 0
+        self._lost: dict[int, Gpu] = {}
+
+    def answer(self, request: str) -> Iterator[dict[str, Any]]:
+        """The records of one request: ``full`` (the system, then each GPU with everything that is
+        known of it) or ``live`` (each GPU's moving fields)."""
+        if request == "full":
+            count = ask_count(self._nvml)
+            if isinstance(count, Unmeasured):
+                yield {"gap": to_wire(count)}
+                return
+            self._count = count
+            yield {"system": read_system(self._nvml), "count": count}
+        for index in range(self._count):
+            gpu = self._lost.get(index)
+            if gpu is None:
+                gpu = read_gpu(self._nvml, index, live_only=request == "live")
+                if gpu.lost is not None:
+                    self._lost[index] = gpu
+            yield {"gpu": gpu_to_wire(gpu)}
+
+
+def serve(
+    nvml: Any,
+    requests: Iterable[str],
+    write: Callable[[dict[str, Any]], None],
+    maps: str | None = None,
+    module: str | None = None,
+) -> None:
+    """Answer each request until there are no more, or until NVML does not run. Behind each answer
+    comes ``done``: what it took, in seconds of CPU time and of the clock."""
+    gap = start(nvml, maps, module)
+    if gap is not None:
+        write({"gap": to_wire(gap)})
+        return
+    server = Server(nvml)
+    spent = 0.0
+    for request in requests:
+        began = time.monotonic()
+        for made in server.answer(request.strip()):
+            write(made)
+        before, spent = spent, time.process_time()
+        write({"done": {"cpu_seconds": spent - before, "seconds": time.monotonic() - began}})
+
+
+def _serve(arguments: Sequence[str]) -> None:
+    """On stdin and stdout; with an argument, from the recording in that file."""
+    if not arguments:
+        serve(load(), sys.stdin, _write)
+        return
+    from pichak_core.devices.nvml_recording import load_recording
+
+    recording = load_recording(Path(arguments[0]))
+    serve(
+        Player([*recording.start, *(event for events in recording.rounds for event in events)]),
+        sys.stdin,
+        _write,
+        recording.text("nvml_library") or "",
+        recording.text("kernel_module") or "",
+    )
+
+
 def to_wire(gap: Unmeasured) -> list[str]:
     return [gap.name, gap.reason.value, gap.detail]
 
@@ -146,8 +213,12 @@ def peer_from_wire(parts: Sequence[Any]) -> Peer:
 
 def main(arguments: Sequence[str]) -> None:
     """The child's entry: ``read FIRST`` once, ``live INDEX SECONDS`` until nobody listens or the
-    GPU is lost, or ``record ROUNDS SECONDS``."""
+    GPU is lost, ``record ROUNDS SECONDS``, or ``serve [RECORDING]``: an answer to each line of
+    stdin."""
     try:
+        if arguments[0] == "serve":
+            _serve(arguments[1:])
+            return
         nvml = load()
     except ImportError as error:
         _write({"gap": to_wire(Unmeasured("nvml", Reason.NOT_INSTALLED, str(error)))})
