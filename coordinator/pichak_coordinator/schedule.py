@@ -10,8 +10,11 @@ repeated.
 Seconds of probing are accounted for before they are spent: a probe starts only when its *longest*
 time, with all that was charged for starts of the last hour, fits the budget. When it has ended it
 is charged what it took. So no hour ever holds more than the budget, also when this process dies.
-Whoever has waited longest goes first, and what does not fit yet makes those behind it wait: a full
-probe cannot be starved by light ones.
+The hour's budget is spread over it: a regular probe waits while the last ten minutes hold their
+share, so that what leaves the hour together is not begun together. The shares leave `RESERVE` of
+the hour to second looks, which wait for the hour alone. Only the probe that fills a share may pass
+it, so that none is wasted whatever a probe takes. Whoever has waited longest goes first, and what
+does not fit yet makes those behind it wait: a full probe cannot be starved by light ones.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -36,6 +39,10 @@ JITTER = 0.25
 USUAL_NOISE = 0.02
 _GROWTH = 1.25
 HOUR = 3600.0
+#: The stretch of time that holds its own share of the hour's budget.
+SHARE_SECONDS = 600.0
+#: What regular probes leave of the hour's budget: a suspicion is looked at again at once.
+RESERVE = 1 / 6
 #: A pause between two looks at the schedule after which it is taken up anew, not caught up with.
 GAP_SECONDS = 300.0
 #: The first wait for a device that is busy, or a node that gave nothing; doubled each time.
@@ -47,8 +54,9 @@ _CRON_SPREAD_SECONDS = 300.0
 class Policy:
     """What the user asked for. A depth without an interval and without cron is never probed.
 
-    `budget_seconds`: probe-seconds an hour over the fleet, None without a limit. `longest_seconds`:
-    what one probe of one device may take at each depth. `most_at_once`: nodes probed side by side.
+    `budget_seconds`: probe-seconds an hour over the fleet, None without a limit; `spread`: whether
+    each `SHARE_SECONDS` hold their share of it only. `longest_seconds`: what one probe of one
+    device may take at each depth. `most_at_once`: nodes probed side by side.
     """
 
     every_seconds: Mapping[Depth, float] = field(
@@ -57,6 +65,7 @@ class Policy:
     cron: Mapping[Depth, Cron] = field(default_factory=dict)
     quiet: QuietHours | None = None
     budget_seconds: float | None = None
+    spread: bool = True
     longest_seconds: Mapping[Depth, float] = field(
         default_factory=lambda: {"light": 60.0, "full": 300.0}
     )
@@ -92,9 +101,15 @@ class Entry:
     failing: bool = False
     since: Mapping[Depth, float] = field(default_factory=dict)
 
+    @cached_property
+    def waits_until(self) -> float:
+        """When it is due at the earliest depth; a second look is due at once."""
+        return -math.inf if self.again is not None else min(self.due.values())
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        return {**self.__dict__, "due": dict(self.due), "since": dict(self.since)}
+        record = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**record, "due": dict(self.due), "since": dict(self.since)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Entry:
@@ -123,7 +138,8 @@ class Probe:
 @dataclass(frozen=True)
 class Decision:
     """What to begin now, and when to look again at the latest (Unix seconds; infinity: not before
-    something changes). `waiting_for_budget`: probes that are due and do not fit the hour."""
+    something changes). `waiting_for_budget`: probes that are due and do not fit the hour, or their
+    share of it."""
 
     probes: tuple[Probe, ...]
     look_again: float
@@ -175,10 +191,10 @@ def jumped(last_look: float | None, now: float) -> bool:
     return last_look is None or not -1.0 <= now - last_look <= GAP_SECONDS
 
 
-def charged(charges: Iterable[Charge], now: float) -> float:
-    """Probe-seconds of starts within the last hour; a start in the future (the clock was set back)
-    counts too."""
-    return sum(c.seconds for c in charges if c.started > now - HOUR)
+def charged(charges: Iterable[Charge], now: float, within: float = HOUR) -> float:
+    """Probe-seconds of starts within the last so many seconds; a start in the future (the clock was
+    set back) counts too."""
+    return sum(c.seconds for c in charges if c.started > now - within)
 
 
 def decide(
@@ -194,16 +210,21 @@ def decide(
     look_again = freed = math.inf
     wanted: list[tuple[bool, float, str, Depth, Entry]] = []
     for entry in entries:
-        due, depth = _next(policy, entry, now)
+        due = entry.waits_until
         if entry.node in busy:
             continue
         if due > now:
             look_again = min(look_again, due)
         else:
+            depth = _wanted_depth(policy, entry, now)
             wanted.append((entry.again is None, due, entry.node, depth, entry))
     wanted.sort(key=lambda w: w[:3])
-    left = math.inf if policy.budget_seconds is None else policy.budget_seconds
-    left -= charged(charges, now)
+    left = share = math.inf
+    if policy.budget_seconds is not None:
+        left = policy.budget_seconds - charged(charges, now)
+        if policy.spread:
+            share = policy.budget_seconds * (1 - RESERVE) * SHARE_SECONDS / HOUR
+            share -= charged(charges, now, SHARE_SECONDS)
     probes: list[Probe] = []
     blocked = 0
     for regular, _, node, depth, entry in wanted:
@@ -214,11 +235,13 @@ def decide(
         if quiet is not None:
             look_again = min(look_again, quiet)
             continue
-        if blocked or cost > left:
-            freed = freed if blocked else _freed(charges, now)
+        if blocked or cost > left or (regular and share <= 0):
+            if not blocked:
+                freed = _freed(charges, now, HOUR if cost > left else SHARE_SECONDS)
             blocked += 1
             continue
         left -= cost
+        share -= cost
         probes.append(Probe(node, depth, "due" if regular else "second look", cost))
     return Decision(tuple(probes), min(look_again, freed), blocked)
 
@@ -274,16 +297,12 @@ def everything_due(entries: Iterable[Entry], now: float) -> list[Entry]:
     return [replace(e, due=dict.fromkeys(e.due, now)) if not e.probes else e for e in entries]
 
 
-def _next(policy: Policy, entry: Entry, now: float) -> tuple[float, Depth]:
-    """Since when it waits, and for what: of two depths that are due the full one, which holds the
+def _wanted_depth(policy: Policy, entry: Entry, now: float) -> Depth:
+    """What an entry that is due waits for: of two depths that are due the full one, which holds the
     light one."""
     if entry.again is not None:
-        return -math.inf, entry.again
-    waiting = [depth for depth in policy.depths if entry.due[depth] <= now]
-    first_due = min(entry.due.values())
-    if waiting:
-        return first_due, waiting[-1]
-    return first_due, min(policy.depths, key=lambda depth: entry.due[depth])
+        return entry.again
+    return [depth for depth in policy.depths if entry.due[depth] <= now][-1]
 
 
 def _following(policy: Policy, entry: Entry, depth: Depth, start: float) -> float:
@@ -308,10 +327,10 @@ def _latest(policy: Policy, entry: Entry, depth: Depth, now: float) -> float:
     return now + policy.interval_seconds(depth, entry.pace) * (1 + JITTER)
 
 
-def _freed(charges: Iterable[Charge], now: float) -> float:
-    """When the oldest charge of the last hour falls out of it."""
-    started = [c.started for c in charges if c.started > now - HOUR and c.seconds > 0]
-    return min(started, default=math.inf) + HOUR
+def _freed(charges: Iterable[Charge], now: float, within: float) -> float:
+    """When the oldest charge of the last so many seconds falls out of them."""
+    started = [c.started for c in charges if c.started > now - within and c.seconds > 0]
+    return min(started, default=math.inf) + within
 
 
 def _share(policy: Policy, entry: Entry, depth: Depth) -> float:

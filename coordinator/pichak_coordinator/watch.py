@@ -90,7 +90,7 @@ class Watch:
         self._round: dict[str, tuple[Probing, list[Row]]] = {}
         self._looked: float | None = None
         self._noted = self._looked_at_members = float("-inf")
-        self._decided = float("-inf")
+        self._decided = self._told_budget = float("-inf")
         self._decision = Decision((), float("inf"))
         self.tally = Tally()
 
@@ -98,6 +98,8 @@ class Watch:
         """Watch until `until` says so, or for one round with `once`: whoever is due now, and the
         second looks that follow. Ctrl-C ends it; what was measured is kept."""
         now, self._once = self._clock(), once
+        if once:  # a single round takes what the hour still holds
+            self._policy = replace(self._policy, spread=False)
         self._charges = self._store.charges(now)
         self._looked = self._store.last_look()
         known = self._store.entries()
@@ -200,7 +202,8 @@ class Watch:
         decision = schedule.decide(
             self._policy, entries, list(self._charges.values()), running, now
         )
-        if decision.waiting_for_budget and not self._decision.waiting_for_budget:
+        if decision.waiting_for_budget and now - self._told_budget >= schedule.HOUR:
+            self._told_budget = now
             self._say(f"{decision.waiting_for_budget} probes wait for the hour's budget")
         self._decision = decision
         for probe in decision.probes:

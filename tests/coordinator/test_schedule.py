@@ -40,9 +40,12 @@ def run(
     *,
     step: float = 20.0,
     sleep: tuple[float, float] | None = None,
+    took: float | None = None,
+    look_again: float = 0.2,
 ) -> tuple[list[tuple[float, str, str, float]], dict[str, Entry]]:
     """A fleet under a fake clock: (start, node, depth, seconds it took) of every probe. Costs,
-    noise and ends are drawn; with `sleep` (from, to) nobody looks in between."""
+    noise and ends are drawn; with `sleep` (from, to) nobody looks in between. `took` is each probe's
+    share of the longest (drawn), `look_again` how many ask for a second look."""
     draw = random.Random(seed)
     now, end = 1e9, 1e9 + hours * HOUR
     entries = {f"n{i}": first(policy, f"n{i}", now) for i in range(nodes)}
@@ -56,10 +59,10 @@ def run(
         if jumped(looked, now):
             entries = {e.node: e for e in resumed(policy, entries.values(), now)}
         looked = now
-        for node, (over, probe, took) in list(running.items()):
+        for node, (over, probe, seconds) in list(running.items()):
             if over <= now:
                 del running[node]
-                charges[f"{node}/{over - took}"] = Charge(over - took, took)
+                charges[f"{node}/{over - seconds}"] = Charge(over - seconds, seconds)
                 how = draw.choice(["quiet", "quiet", "quiet", "restless", "busy", "failed"])
                 entries[node] = ended(
                     policy,
@@ -68,15 +71,15 @@ def run(
                     now,
                     how,  # type: ignore[arg-type]
                     noise=draw.choice([None, 0.001, 0.03, 0.2]),
-                    look_again=draw.random() < 0.2,
+                    look_again=draw.random() < look_again,
                 )
         made = decide(policy, list(entries.values()), list(charges.values()), running, now)
         for probe in made.probes:
-            took = probe.longest_seconds * draw.choice([0.1, 0.5, 1.0])
+            seconds = probe.longest_seconds * (took or draw.choice([0.1, 0.5, 1.0]))
             entries[probe.node] = begun(policy, entries[probe.node], probe.depth, now)
             charges[f"{probe.node}/{now}"] = Charge(now, probe.longest_seconds)
-            running[probe.node] = (now + took, probe, took)
-            started.append((now, probe.node, probe.depth, took))
+            running[probe.node] = (now + seconds, probe, seconds)
+            started.append((now, probe.node, probe.depth, seconds))
         assert len(running) <= policy.most_at_once
         now += step
     return started, entries
@@ -205,12 +208,82 @@ def test_a_second_look_goes_first_and_a_full_probe_cannot_be_starved() -> None:
     assert [(p.node, p.depth, p.reason) for p in made.probes] == [("a", "light", "second look")]
     assert made.waiting_for_budget == 21
     assert made.look_again == HOUR
-    later = decide(policy, [*light, full], [], [], 3601.0)
+    unspread = replace(policy, spread=False)
+    later = decide(unspread, [*light, full], [], [], 3601.0)
     assert [(p.node, p.depth) for p in later.probes] == [
         ("f", "full"),
         ("l0", "light"),
         ("l1", "light"),
     ]
+    # Spread over the hour, the full one has begun more than ten minutes' share of 20.
+    (only,) = decide(policy, [*light, full], [], [], 3601.0).probes
+    assert only.node == "f"
+
+
+def test_the_hour_s_budget_is_spread_and_leaves_room_for_second_looks() -> None:
+    """1,800 s an hour, a sixth of them for second looks, are 250 in ten minutes: five probes that
+    may take 60 s, then the seconds that they really took count; the one that fills the share may
+    pass it."""
+    policy = Policy(every_seconds={"light": HOUR}, budget_seconds=1800.0, most_at_once=100)
+    due = [Entry(f"n{i:02d}", {"light": float(i)}) for i in range(100)]
+    made = decide(policy, due, [], [], 1000.0)
+    assert [p.node for p in made.probes] == ["n00", "n01", "n02", "n03", "n04"]
+    assert made.waiting_for_budget == 95
+    # 5 x 8 s later 210 are left of the share: three of 60 do not fill it, the fourth passes it.
+    took = [Charge(1000.0, 8.0) for _ in range(5)]
+    made = decide(policy, due[5:], took, [], 1008.0)
+    assert len(made.probes) == 4
+    # The share is full until the charges are ten minutes old. A second look does not wait for it.
+    full = [Charge(1000.0, 250.0)]
+    again = replace(due[99], again="light")
+    made = decide(policy, [*due[5:99], again], full, [], 1599.0)
+    assert [(p.node, p.reason) for p in made.probes] == [("n99", "second look")]
+    assert made.look_again == 1600.0
+    assert len(decide(policy, due[5:], full, [], 1600.0).probes) == 5
+    # It waits for the hour, though.
+    hour = [Charge(100.0, 1750.0)]
+    made = decide(policy, [again], hour, [], 1600.0)
+    assert not made.probes
+    assert made.look_again == 100.0 + HOUR
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    budget=st.sampled_from([60.0, 200.0, 1500.0]),
+    nodes=st.integers(1, 30),
+    seed=st.integers(0, 10**6),
+)
+def test_ten_minutes_hold_their_share_and_one_probe_more(
+    budget: float, nodes: int, seed: int
+) -> None:
+    policy = Policy(
+        every_seconds={"light": 5 * MINUTE, "full": HOUR},
+        longest_seconds={"light": 20.0, "full": 60.0},
+        budget_seconds=budget,
+        seed=seed,
+    )
+    started, _ = run(policy, nodes, 6, seed, look_again=0.0)
+    assert started
+    for at, *_ in started:
+        inside = sum(took for then, _, _, took in started if at <= then < at + 10 * MINUTE)
+        assert inside <= budget * 5 / 36 + 60.0
+
+
+def test_spreading_wastes_nothing_of_a_budget_that_is_asked_for() -> None:
+    """50 nodes that ask for a probe a minute, with 144 s an hour: 20 s in each ten minutes. Of 10 s
+    each that is two, twelve an hour. Of 15 s each the second one passes the share, and the hour
+    holds nine of them at most."""
+    for longest, an_hour in ((10.0, 12), (15.0, 9)):
+        policy = Policy(
+            every_seconds={"light": 60.0},
+            longest_seconds={"light": longest, "full": longest},
+            budget_seconds=144.0,
+        )
+        started, _ = run(policy, 50, 6, 1, took=1.0, look_again=0.0)
+        for hour in range(1, 6):
+            begin = 1e9 + hour * HOUR
+            inside = [at for at, *_ in started if begin <= at < begin + HOUR]
+            assert len(inside) == an_hour
 
 
 def test_a_node_has_one_probe_at_a_time_and_a_full_one_holds_the_light_one() -> None:

@@ -19,6 +19,8 @@ from pichak_coordinator.watch_memory import Memory
 from pichak_core.measurement import Fingerprint, Measurement
 
 DAY = 86400.0
+#: How often the schedule is looked at, and the stretch in which starts are counted.
+LOOK = 600.0
 STEP = 1800.0
 MODELS = {"H100": 4.0, "A100": 2.5, "L40S": 1.8, "L4": 1.0}
 COPY, MATMUL, HOST, DISK = (
@@ -115,7 +117,7 @@ class Month:
             at = now
             while self._round(at):
                 at += 60.0
-            now = max(now + STEP, math.ceil(at / STEP) * STEP)
+            now = max(now + LOOK, math.ceil(at / LOOK) * LOOK)
         return self
 
     def _round(self, now: float) -> bool:
