@@ -44,8 +44,8 @@ def run(
     look_again: float = 0.2,
 ) -> tuple[list[tuple[float, str, str, float]], dict[str, Entry]]:
     """A fleet under a fake clock: (start, node, depth, seconds it took) of every probe. Costs,
-    noise and ends are drawn; with `sleep` (from, to) nobody looks in between. `took` is each probe's
-    share of the longest (drawn), `look_again` how many ask for a second look."""
+    noise and ends are drawn; with `sleep` (from, to) nobody looks in between. `took` is each
+    probe's share of the longest (drawn), `look_again` how many ask for a second look."""
     draw = random.Random(seed)
     now, end = 1e9, 1e9 + hours * HOUR
     entries = {f"n{i}": first(policy, f"n{i}", now) for i in range(nodes)}
