@@ -16,7 +16,12 @@ PACKAGES = {
     "pichak_coordinator": ROOT / "coordinator" / "pichak_coordinator",
 }
 #: What the coordinator may know of the agent.
-AGENT_DOORS = {"pichak_agent.messages", "pichak_agent.ray_actor", "pichak_agent.local"}
+AGENT_DOORS = {
+    "pichak_agent.messages",
+    "pichak_agent.ray_actor",
+    "pichak_agent.local",
+    "pichak_agent.service",
+}
 RAY_IMPORTERS = {
     "agent/pichak_agent/ray_actor.py",
     "coordinator/pichak_coordinator/cluster.py",

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from pichak_agent.locks import FileLock
@@ -118,6 +120,43 @@ def open_home(root: Path, instance: str, *, exactly: bool = False) -> Home:
                 f"{lock.path.parent} belongs to another agent ({lock.holder() or 'unknown'})"
             )
     raise InstanceTakenError(f"{_MAX_INSTANCES} agents run in {root} already")
+
+
+def tidy(root: Path) -> None:
+    """Remove the folders of agents that are gone and kept nothing, and locks that nobody holds."""
+    for folder in _folders(root / "agent"):
+        with _held(folder / _LOCK) as mine:
+            if mine and not any(path.is_file() for path in (folder / _SPOOL).rglob("*")):
+                shutil.rmtree(folder, ignore_errors=True)
+    for boot in _folders(root / "locks"):
+        for path in list(boot.iterdir()):
+            with _held(path) as mine:
+                if mine:
+                    path.unlink(missing_ok=True)
+        _remove_if_empty(boot)
+    for folder in (root / "agent", root / "locks", root):
+        _remove_if_empty(folder)
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[bool]:
+    """Whether the lock at `path` is this process's now."""
+    lock = FileLock(path)
+    try:
+        yield lock.try_acquire("being removed")
+    except OSError:
+        return
+    finally:
+        lock.release()
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def open_some_home(instance: str) -> tuple[Home, str]:

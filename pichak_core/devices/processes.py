@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -126,6 +126,37 @@ def marked(name: str, value: str) -> list[int]:
         if wanted in variables and pid != os.getpid():
             found.append(pid)
     return found
+
+
+def session_of(pid: int) -> int | None:
+    """The session that a living process is in; None when it is gone or where there are none."""
+    try:
+        if not _HAS_PROC:
+            return os.getsid(pid) if hasattr(os, "getsid") else None
+        state, _, _, session = _stat_fields(pid)[:4]
+        return None if state in ("Z", "X") else int(session)
+    except (OSError, ValueError):
+        return None
+
+
+def in_sessions(sessions: Collection[int]) -> list[int]:
+    """Every other living process of these sessions. A process that renames itself may lose the
+    variables that `marked` looks for; its session it keeps."""
+    if not sessions:
+        return []
+    return [pid for pid in _pids() if pid != os.getpid() and session_of(pid) in sessions]
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments of a process, its program first; empty when it is gone, ended or not ours to
+    read."""
+    try:
+        if not _HAS_PROC:
+            return list(_psutil(pid, lambda p: p.cmdline()))
+        data = (PROC / str(pid) / "cmdline").read_bytes()
+    except (OSError, LookupError):
+        return []
+    return [os.fsdecode(word) for word in data.rstrip(b"\0").split(b"\0")] if data else []
 
 
 def memory_bytes(pids: Iterable[int], *, more_than: int = 0) -> int:

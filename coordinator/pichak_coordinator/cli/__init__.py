@@ -24,7 +24,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "net": ("pichak_coordinator.cli.net", "net", "Measure the links between a cluster's nodes."),
     "corpus": ("pichak_coordinator.cli.corpus", "corpus", "Profile a training file in tokens."),
     "fleet": ("pichak_coordinator.cli.fleet", "fleet", "Profile and compare a whole fleet."),
-    "agent": ("pichak_coordinator.cli.agent", "agent", "Measure this machine alone, into a file."),
+    "agent": ("pichak_coordinator.cli.agent", "agent", "Be a node of a fleet, or a result file."),
     "import": (
         "pichak_coordinator.cli.import_files",
         "import_files",

@@ -11,6 +11,16 @@ class AgentGroup(LazyGroup):
     """The node's commands, imported when one is used."""
 
     commands_table = {  # noqa: RUF012 - the base class declares its type
+        "run": (
+            "pichak_coordinator.cli.agent_run",
+            "run",
+            "Join a cluster as its node and stay in it.",
+        ),
+        "status": (
+            "pichak_coordinator.cli.agent_status",
+            "status",
+            "Say what the service of this machine is doing.",
+        ),
         "probe": (
             "pichak_coordinator.cli.agent_probe",
             "probe",
@@ -22,8 +32,9 @@ class AgentGroup(LazyGroup):
 @click.group(
     cls=AgentGroup,
     epilog="\b\nExamples:\n"
+    "  pichak agent run --address 10.0.0.1:6379 --token-file token\n"
     "  pichak agent probe --data train.jsonl --out result.mpk\n"
     "  pichak import result.mpk                 on the machine that compares them\n",
 )
 def agent() -> None:
-    """Measure the machine that this runs on."""
+    """Make this machine a node of a fleet, or measure it alone."""

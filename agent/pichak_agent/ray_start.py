@@ -1,0 +1,162 @@
+"""``ray start`` as a service runs it: its arguments, its variables, and what its words mean. Pure.
+
+The token never stands in an argument, a variable or a line of output: Ray reads it from its file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Marks every process of one service, so that all of them are found however they were started.
+MARK = "PICHAK_SERVICE"
+#: Results travel inline; a store of Ray's usual size would take the memory that is measured.
+OBJECT_STORE_BYTES = 100 * 1024**2
+#: Seconds that Ray may wait for the node to become idle when it is told to end.
+DRAIN_SECONDS = 4
+#: What the service itself decides.
+OURS = ("--address", "--block", "--head", "--temp-dir", "--node-name")
+
+_STARTED = "Ray runtime started."
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_VERSIONS = re.compile(
+    r"cluster was started with:\s*Ray: (\S+)\s*Python: (\S+).*?"
+    r"was started with:\s*Ray: (\S+)\s*Python: (\S+)",
+    re.S,
+)
+_USAGE = re.compile(r"^Error: (.+)$", re.M)
+
+
+@dataclass(frozen=True)
+class RayStart:
+    """How this node joins. `labels`, `resources` and `more` are arguments as ``ray start`` takes
+    them; counts that are None are left to Ray."""
+
+    address: str
+    token_file: Path | None = None
+    name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: str = ""
+    num_cpus: int | None = None
+    num_gpus: int | None = None
+    object_store_bytes: int = OBJECT_STORE_BYTES
+    more: Sequence[str] = ()
+
+    def arguments(self, folder: Path) -> list[str]:
+        """Of ``ray start``; `folder` is where everything of this node is kept."""
+        made = [f"--address={self.address}", "--block", f"--temp-dir={folder}"]
+        made.append(f"--object-store-memory={self.object_store_bytes}")
+        if self.name:
+            made.append(f"--node-name={self.name}")
+        if self.labels:
+            made.append("--labels=" + ",".join(f"{k}={v}" for k, v in self.labels.items()))
+        if self.resources:
+            made.append(f"--resources={self.resources}")
+        if self.num_cpus is not None:
+            made.append(f"--num-cpus={self.num_cpus}")
+        if self.num_gpus is not None:
+            made.append(f"--num-gpus={self.num_gpus}")
+        return [*made, *self.more]
+
+    def variables(self, own: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+        """What ``ray start`` is started with, from this process's `own` variables and `more`."""
+        made = {**own, **more}
+        if self.token_file is not None:
+            made.pop("RAY_AUTH_TOKEN", None)
+            made |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)}
+        # An address of the environment would speak for another cluster.
+        made.pop("RAY_ADDRESS", None)
+        made |= {
+            "PYTHONUNBUFFERED": "1",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
+        }
+        return made
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a cluster does not take this node. `settled`: trying again changes nothing until a person
+    has done something."""
+
+    why: str
+    settled: bool
+
+
+def joined(output: str) -> bool:
+    """Whether ``ray start`` says that the node is in the cluster."""
+    return _STARTED in output
+
+
+def refused_token(output: str) -> bool:
+    """Whether it says, again and again, that the token is not the cluster's."""
+    return "InvalidAuthToken" in output
+
+
+def head_went(output: str) -> bool:
+    """Whether the node ended because its head went away, or came back without its memory (field
+    case 88)."""
+    return (
+        "GCS returned an authentication error" in output or "Failed to connect to GCS" in output
+    ) and joined(output)
+
+
+def refusal(output: str, address: str, exit_code: int | None) -> Refusal:
+    """What ended ``ray start``, in one sentence."""
+    text = _COLOUR.sub("", output)
+    if head_went(text):
+        return Refusal(f"the head at {address} went away or was started anew", settled=False)
+    if refused_token(text):
+        return Refusal(
+            f"the cluster at {address} refuses this node's token: put the cluster's own into the "
+            "file that --token-file names (on the head: `ray get-auth-token`)",
+            settled=True,
+        )
+    if "AuthenticationError" in text or ("oken" in text and "not found" in text):
+        return Refusal(
+            f"the cluster at {address} wants a token and this node has none: name a file that "
+            "holds it with --token-file (on the head: `ray get-auth-token`)",
+            settled=True,
+        )
+    if "No node info found for head node" in text:
+        return Refusal(f"the head at {address} answers and is not ready yet", settled=False)
+    versions = _VERSIONS.search(text)
+    if versions:
+        return Refusal(_mismatch(address, *versions.groups()), settled=True)
+    if "No module named" in text and "ray" in text:
+        return Refusal(
+            "Ray is not installed in the Python that runs this service: pip install pichak-fleet",
+            settled=True,
+        )
+    usage = _USAGE.search(text)
+    if exit_code == 2 and usage:
+        return Refusal(f"`ray start` refuses its arguments: {usage.group(1)}", settled=True)
+    return Refusal(_last_words(text, exit_code), settled=False)
+
+
+def _mismatch(address: str, ray: str, python: str, own_ray: str, own_python: str) -> str:
+    """The matrix of a sentence (field case 82)."""
+    rows = (("Ray", ray, own_ray), ("Python", python, own_python))
+    differ = " and ".join(name for name, theirs, ours in rows if theirs != ours)
+    matrix = "; ".join(f"{name} {theirs} there, {ours} here" for name, theirs, ours in rows)
+    return (
+        f"the cluster at {address} runs another {differ} ({matrix}): install the same on this "
+        "node, down to the last number"
+    )
+
+
+def _last_words(text: str, exit_code: int | None) -> str:
+    dead = re.search(r"^.*?(\w+) \[exit code=(-?\d+)\]", text, re.M)
+    why = re.findall(r"\[\d{4}-[^\]]+ [EF] \d+ \d+\] (?:\(\w+\) )?\S+: (.+)", text)
+    if dead:
+        said = f": {_clip(why[-1])}" if why else ""
+        return f"Ray's {dead.group(1)} ended (exit code {dead.group(2)}){said}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    how = "ended" if exit_code is None else f"ended with {exit_code}"
+    return f"`ray start` {how}: {_clip(lines[-1])}" if lines else f"`ray start` {how}"
+
+
+def _clip(text: str, most: int = 300) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= most else f"{plain[:most]}…"

@@ -1,0 +1,286 @@
+"""The agent as a service: joins a Ray cluster, and joins it again whenever it was lost.
+
+One process that imports neither Ray nor torch. It starts ``ray start`` (`ray_supervisor.py`) when
+its head answers, watches both, and says what changed once, not each time it looks. A head that is
+away is a state and no error: what this node keeps, it keeps meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Protocol
+
+from pichak_agent.home import default_root, tidy
+from pichak_agent.ray_start import OBJECT_STORE_BYTES, RayStart, joined, refusal, refused_token
+from pichak_agent.ray_start import OURS as RAY_OPTIONS_OF_OURS
+from pichak_agent.ray_supervisor import RayNode, end_leftovers
+from pichak_agent.service_backoff import Backoff
+from pichak_agent.service_files import (
+    ServiceFiles,
+    ServiceState,
+    ServiceTakenError,
+    age,
+    running_services,
+    spooled,
+)
+from pichak_agent.service_notify import notify, watchdog_seconds
+from pichak_agent.versions import own_versions
+
+__all__ = [
+    "OBJECT_STORE_BYTES",
+    "RAY_OPTIONS_OF_OURS",
+    "Extra",
+    "RayStart",
+    "Service",
+    "ServiceError",
+    "ServiceTakenError",
+    "age",
+    "running_services",
+    "spooled",
+]
+
+#: Seconds between two looks at everything.
+TICK_SECONDS = 0.5
+#: Seconds between two knocks at the head's door while this node is in its cluster.
+KNOCK_SECONDS = 5.0
+#: Seconds that a door may take to open.
+CONNECT_SECONDS = 3.0
+#: ``ray start`` may take so long to join; on a busy machine it takes a minute.
+JOIN_SECONDS = 180.0
+#: What a person has to mend is tried again this often by a service that was in the cluster before.
+REFUSED_SECONDS = 300.0
+#: A node that stays up for so long has joined well.
+SETTLED_SECONDS = 60.0
+#: From SIGTERM to nothing left.
+STOP_SECONDS = 9.0
+
+
+class ServiceError(RuntimeError):
+    """The service cannot go on, and a person has to mend something: what."""
+
+
+class Extra(Protocol):
+    """What else lives in the service's process (telemetry): started once, and closed at its end."""
+
+    def close(self) -> None:
+        """End it; called once."""
+
+
+@dataclass
+class Service:
+    """One node's service. `say` gets each sentence once. `name` is the node's own; `variables` go
+    to everything that Ray starts here."""
+
+    how: RayStart
+    name: str
+    say: Callable[[str], None]
+    simulated: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    metrics: str = ""
+    clock: Callable[[], float] = time.monotonic
+    backoff: Backoff = field(default_factory=Backoff)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.files = ServiceFiles(self.name)
+        self.state = ServiceState(
+            name=self.name,
+            address=self.how.address,
+            pid=os.getpid(),
+            started_unix=time.time(),
+            since_unix=time.time(),
+            versions=dict(own_versions()),
+            simulated=self.simulated,
+            metrics=self.metrics,
+            home=str(default_root()),
+        )
+        self._node: RayNode | None = None
+        self._watchdog = watchdog_seconds()
+        self._next_watchdog = self._next_try = self._next_knock = 0.0
+        self._started_at = 0.0
+        self._misses = 0
+
+    def run(self, extras: Callable[[], list[Extra]] = list) -> None:
+        """Until SIGTERM, SIGINT or `stop`; nothing that it started is left then.
+
+        `extras` makes what lives beside it once the node is this service's. `ServiceTakenError`
+        when another one has it; `ServiceError` when the cluster refuses this node before it was
+        ever in it.
+        """
+        self.files.claim(f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        living: list[Extra] = []
+        try:
+            self._clear_up()
+            _set_on_signals(self._stop)
+            living = extras()
+            notify("READY=1")
+            self._look_until_stopped()
+        finally:
+            notify("STOPPING=1")
+            self._end(living)
+
+    def stop(self) -> None:
+        """End `run` soon; from any thread."""
+        self._stop.set()
+
+    def _look_until_stopped(self) -> None:
+        self._tell("starting", f"joining the cluster at {self.how.address}")
+        while not self._stop.is_set():
+            self._pat_watchdog()
+            if self._node is not None:
+                self._look_at_node(self._node)
+            elif self.clock() >= self._next_try:
+                self._try_to_join()
+            self._stop.wait(TICK_SECONDS)
+
+    # -- joining ----------------------------------------------------------------------------------
+
+    def _try_to_join(self) -> None:
+        why = knock(self.how.address)
+        if why:
+            self._wait("waiting", f"{why}; waiting for it")
+            return
+        node = RayNode(self.how, {**self.variables, "PICHAK_HOME": str(default_root())})
+        self.state.mark = node.mark
+        try:
+            node.start()
+        except OSError as error:
+            self._wait("waiting", f"Ray cannot be started here: {error}")
+            return
+        self._node, self._started_at = node, self.clock()
+        self.state.folder = str(node.folder)
+        self._enter("joining", f"the head at {self.how.address} answers: joining it")
+
+    def _look_at_node(self, node: RayNode) -> None:
+        output = node.hear()
+        lived = self.clock() - self._started_at
+        if not node.running:
+            self._lost(node, output)
+        elif self.state.state == "joining":
+            if joined(output):
+                self._joined(node)
+            elif refused_token(output):
+                self._lost(node, output)
+            elif lived > JOIN_SECONDS:
+                self._lost(node, f"{output}\nit did not join within {JOIN_SECONDS:g} s")
+        else:
+            if lived > SETTLED_SECONDS:
+                self.backoff.reset()
+            self._watch_head()
+
+    def _joined(self, node: RayNode) -> None:
+        facts = node.facts()
+        self.state.joins += 1
+        self.state.node_id = str(facts.get("node_id") or "")
+        self.state.raylet_pid = int(str(facts.get("pid") or 0))
+        self._misses, self._next_knock = 0, self.clock() + KNOCK_SECONDS
+        again = " again" if self.state.joins > 1 else ""
+        self._tell(
+            "joined",
+            f"in the cluster at {self.how.address}{again}, as node {self.state.node_id[:12]}",
+        )
+
+    def _watch_head(self) -> None:
+        """Raylet and head hold on to each other for a while; the state says it earlier."""
+        if self.clock() < self._next_knock:
+            return
+        self._next_knock = self.clock() + KNOCK_SECONDS
+        why = knock(self.how.address)
+        self._misses = self._misses + 1 if why else 0
+        if self._misses == 2:
+            self._tell("away", f"{why}; this node keeps what it has and waits for it")
+        elif not why and self.state.state == "away":
+            self._tell("joined", f"the head at {self.how.address} answers again")
+
+    def _lost(self, node: RayNode, output: str) -> None:
+        self._node = None
+        said = refusal(output, self.how.address, node.exit_code)
+        node.stop(STOP_SECONDS, self._pat_watchdog)
+        self.state.node_id, self.state.raylet_pid = "", 0
+        self.state.mark = self.state.folder = ""
+        if said.settled and not self.state.joins:
+            raise ServiceError(said.why)
+        if said.settled:
+            self._next_try = self.clock() + REFUSED_SECONDS
+            self._tell("refused", f"{said.why}; trying again every {REFUSED_SECONDS / 60:g} min")
+        else:
+            self._wait("waiting", f"{said.why}; joining again")
+
+    def _wait(self, state: str, why: str) -> None:
+        self._next_try = self.clock() + self.backoff.wait()
+        self._tell(state, why)
+
+    # -- telling ----------------------------------------------------------------------------------
+
+    def _tell(self, state: str, why: str) -> None:
+        """Say it, if it is news."""
+        if (state, why) != (self.state.state, self.state.why):
+            self.say(why)
+        self._enter(state, why)
+
+    def _enter(self, state: str, why: str) -> None:
+        if state != self.state.state:
+            self.state.since_unix = time.time()
+        self.state.state, self.state.why = state, why
+        self.files.write(self.state)
+        notify(f"STATUS={why}")
+
+    def _pat_watchdog(self) -> None:
+        if self._watchdog is not None and self.clock() >= self._next_watchdog:
+            self._next_watchdog = self.clock() + self._watchdog
+            notify("WATCHDOG=1")
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def _clear_up(self) -> None:
+        """After a service that was killed: what it had started is no longer watched by anyone."""
+        mark, folder = self.files.left_behind()
+        if mark:
+            ended = end_leftovers(mark, folder)
+            if ended:
+                self.say(f"ended {ended} processes of a service that was killed here")
+
+    def _end(self, living: list[Extra]) -> None:
+        left: list[int] = []
+        if self._node is not None:
+            self._enter("stopping", "stopping: ending the jobs and leaving the cluster")
+            left = self._node.stop(STOP_SECONDS)
+        for each in living:
+            each.close()
+        if left:
+            self.say(f"these processes could not be ended: {', '.join(map(str, left))}")
+        tidy(default_root())
+        self.files.release()
+        self.say(f"stopped after {age(self.state.started_unix)}")
+
+
+def knock(address: str) -> str:
+    """ "" when something listens at HOST:PORT, else the sentence that says why not."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except socket.gaierror as error:
+        return f"the head's name {host} is not known here ({error.strerror})"
+    except TimeoutError:
+        return f"no answer from the head at {address} within {CONNECT_SECONDS:g} s"
+    except OSError as error:
+        return f"the head at {address} does not answer ({error.strerror or error})"
+    return ""
+
+
+def _set_on_signals(stop: threading.Event) -> None:
+    """SIGTERM and SIGINT set `stop`, for good: a second one must not cut the clearing up short."""
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_signal)

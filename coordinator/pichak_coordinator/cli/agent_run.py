@@ -1,0 +1,184 @@
+"""``pichak agent run``: this machine as a node of a fleet, for as long as it lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pichak_coordinator.cli.common import EXIT_DONE, EXIT_NOTHING, UserError, examples
+
+_OTHER_SYSTEMS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+@click.command(
+    epilog=examples(
+        "pichak agent run --address 10.0.0.1:6379 --token-file ~/.ray/auth_token",
+        "pichak agent run --address head:6379 --labels pichak.io/price-per-hour=2.50",
+        "pichak agent run --address head:6379 -- --min-worker-port 20000 --max-worker-port 20100",
+        "pichak agent status                      what it is doing",
+    ),
+)
+@click.option(
+    "--address", required=True, envvar="RAY_ADDRESS", metavar="HOST:PORT", help="The Ray head."
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The cluster's token [default: where Ray looks, ~/.ray/auth_token].",
+)
+@click.option("--name", default="", help="What the node is called [default: the host's name].")
+@click.option("--labels", default="", metavar="KEY=VALUE,…", help="Labels of the Ray node.")
+@click.option("--resources", default="", metavar="JSON", help="Resources of the Ray node.")
+@click.option("--num-cpus", type=click.IntRange(min=0), help="CPUs that Ray may lease.")
+@click.option("--num-gpus", type=click.IntRange(min=0), help="GPUs that Ray may lease.")
+@click.option(
+    "--object-store-memory",
+    type=click.IntRange(min=80_000_000),
+    metavar="BYTES",
+    help="Ray's object store [default: 100 MiB; results are small].",
+)
+@click.argument("ray_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- RAY_OPTION…]")
+def run(
+    address: str,
+    token_file: Path | None,
+    name: str,
+    labels: str,
+    resources: str,
+    num_cpus: int | None,
+    num_gpus: int | None,
+    object_store_memory: int | None,
+    ray_options: Sequence[str],
+) -> int:
+    """Join the cluster at HOST:PORT and stay in it; SIGTERM or Ctrl-C ends it without trace.
+
+    One service on a node. It starts Ray here, watches it, and joins again after the head was
+    restarted or Ray died here; while the head is away it waits, and what this node has measured
+    stays in its spool until a coordinator has it. What follows -- goes to `ray start` as it is.
+    """
+    from pichak_agent.service import (
+        OBJECT_STORE_BYTES,
+        RayStart,
+        Service,
+        ServiceError,
+        ServiceTakenError,
+    )
+
+    _check_system()
+    _check_address(address)
+    _check_token(token_file)
+    how = RayStart(
+        address,
+        token_file.absolute() if token_file else None,
+        name,
+        _labels(labels),
+        _resources(resources),
+        num_cpus,
+        num_gpus,
+        object_store_memory or OBJECT_STORE_BYTES,
+        _ray_options(ray_options),
+    )
+    service = Service(how, name or _host_name(), _say)
+    try:
+        service.run()
+    except ServiceTakenError as error:
+        click.echo(f"pichak: {error}", err=True)
+        return EXIT_NOTHING
+    except ServiceError as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(
+            f"the service's files cannot be kept in {error.filename or 'its home'} "
+            f"({error.strerror or error}); set PICHAK_HOME to a folder that can be written"
+        ) from error
+    return EXIT_DONE
+
+
+def _say(text: str) -> None:
+    click.echo(f"pichak: {text}", err=True)
+
+
+def _host_name() -> str:
+    import socket
+
+    return socket.gethostname()
+
+
+def _check_system() -> None:
+    """Ray makes clusters of Linux machines only, unless it is told otherwise (field case 83)."""
+    from pichak_core.devices.host import IS_LINUX
+
+    if not IS_LINUX and not os.environ.get(_OTHER_SYSTEMS):
+        raise UserError(
+            f"Ray joins no cluster on this system unless {_OTHER_SYSTEMS}=1 is set, and does not "
+            "support it; `pichak agent probe --out FILE` measures this machine without Ray"
+        )
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host.strip("[]") or not port.isdigit() or not 0 < int(port) < 65536 or "/" in address:
+        raise UserError(
+            f"--address {address}: write HOST:PORT, as `ray start --head` shows it on the head "
+            "(Ray's default port is 6379)"
+        )
+
+
+def _check_token(file: Path | None) -> None:
+    """It can be read, holds one word, and is nobody else's to read. It is never shown."""
+    if file is None:
+        return
+    try:
+        text = file.read_text(encoding="utf-8")
+        mode = file.stat().st_mode
+    except UnicodeDecodeError as error:
+        raise UserError(f"--token-file {file}: it holds bytes that are no text") from error
+    except OSError as error:
+        raise UserError(f"--token-file {file}: it cannot be read ({error.strerror})") from error
+    if len(text.split()) != 1:
+        raise UserError(
+            f"--token-file {file}: one word was expected, the output of `ray get-auth-token` on "
+            "the head"
+        )
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        _say(f"others on this machine can read the token in {file}: chmod 600 {file}")
+
+
+def _labels(text: str) -> dict[str, str]:
+    made: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, sign, value = part.partition("=")
+        if not sign or not key.strip():
+            raise UserError(f"--labels {part}: write KEY=VALUE, several with commas between them")
+        made[key.strip()] = value.strip()
+    return made
+
+
+def _resources(text: str) -> str:
+    if not text:
+        return ""
+    try:
+        given: Any = json.loads(text)
+    except ValueError:
+        given = None
+    numbers = isinstance(given, dict) and all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) for v in given.values()
+    )
+    if not numbers:
+        raise UserError(f"""--resources {text}: write JSON, as in '{{"fast_disk": 1}}'""")
+    return text
+
+
+def _ray_options(given: Sequence[str]) -> list[str]:
+    from pichak_agent.service import RAY_OPTIONS_OF_OURS
+
+    for word in given:
+        if word.split("=", 1)[0] in RAY_OPTIONS_OF_OURS:
+            raise UserError(f"{word} after --: the service decides that itself")
+    return list(given)

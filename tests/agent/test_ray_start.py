@@ -1,0 +1,123 @@
+"""What ``ray start`` is told and what its words mean. The outputs are Ray 2.60's own, shortened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pichak_agent.ray_start import RayStart, joined, refusal, refused_token
+
+ADDRESS = "10.0.0.1:6379"
+WRONG_TOKEN = """\
+2026-11-30 14:42:25,831\tINFO scripts.py:1234 -- Local node IP: 192.0.2.2
+[2026-11-30 14:42:25,900 W 32196 32196] gcs_client.cc:210: Failed to get cluster ID from GCS: \
+Unauthenticated: RPC error: InvalidAuthToken: Authentication token is missing or incorrect
+"""
+OTHER_VERSIONS = """\
+RuntimeError: Version mismatch: The cluster was started with:
+    Ray: 2.55.1
+    Python: 3.11.7
+This process on 10.0.0.9:0 was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+"""
+STARTED = "2026-11-30 14:44:23,673\tSUCC scripts.py:1251 -- Ray runtime started.\n"
+HEAD_RESTARTED = (
+    STARTED
+    + """\
+2026-11-30 14:47:25,414\tERR scripts.py:1303 -- Some Ray subprocesses exited unexpectedly:
+2026-11-30 14:47:25,415\tERR scripts.py:110 --   raylet [exit code=1]
+[2026-11-30 14:47:24,467 C 3306 3306] (raylet) node_manager.cc:524: GCS returned an authentication \
+error. This may happen when GCS is not backed by a DB and restarted or there is data loss in the DB.
+2026-11-30 14:47:25,416\tERR scripts.py:1315 -- Remaining processes will be killed.
+"""
+)
+RAYLET_KILLED = (
+    STARTED
+    + """\
+2026-11-30 14:47:25,414\tERR scripts.py:1303 -- Some Ray subprocesses exited unexpectedly:
+2026-11-30 14:47:25,415\tERR scripts.py:110 --   raylet [exit code=-9]
+2026-11-30 14:47:25,416\tERR scripts.py:1315 -- Remaining processes will be killed.
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "says", "settled"),
+    [
+        pytest.param(WRONG_TOKEN, None, "refuses this node's token", True, id="wrong token"),
+        pytest.param(
+            "ray.exceptions.AuthenticationError: Token authentication is enabled but no "
+            "authentication token was found.",
+            1,
+            "wants a token and this node has none",
+            True,
+            id="no token",
+        ),
+        pytest.param(
+            OTHER_VERSIONS,
+            1,
+            "another Ray (Ray 2.55.1 there, 2.60.0 here; Python 3.11.7 there, 3.11.7 here)",
+            True,
+            id="field case 82",
+        ),
+        pytest.param(HEAD_RESTARTED, 1, "was started anew", False, id="field case 88"),
+        pytest.param(RAYLET_KILLED, 1, "Ray's raylet ended (exit code -9)", False, id="killed"),
+        pytest.param("python: No module named ray\n", 1, "Ray is not installed", True, id="no Ray"),
+        pytest.param(
+            "Usage: main.py start [OPTIONS]\nError: No such option: --frobnicate\n",
+            2,
+            "refuses its arguments: No such option: --frobnicate",
+            True,
+            id="an option that Ray has not",
+        ),
+        pytest.param(
+            "Exception: No node info found for head node in GCS. Did the head node or gcs start "
+            "successfully?",
+            1,
+            "is not ready yet",
+            False,
+            id="a head that is starting",
+        ),
+        pytest.param("", -9, "ended with -9", False, id="nothing said"),
+        pytest.param("one\nOSError: [Errno 28]\n", 1, "OSError: [Errno 28]", False, id="last line"),
+    ],
+)
+def test_why_a_cluster_did_not_take_it(
+    output: str, code: int | None, says: str, settled: bool
+) -> None:
+    said = refusal(output, ADDRESS, code)
+    assert says in said.why
+    assert said.settled is settled
+    assert "\n" not in said.why
+
+
+def test_a_refusal_after_the_join_is_not_the_tokens() -> None:
+    assert joined(HEAD_RESTARTED)
+    assert not joined(WRONG_TOKEN)
+    assert refused_token(WRONG_TOKEN)
+    assert not refused_token(HEAD_RESTARTED)
+
+
+def test_the_token_is_in_no_argument_and_no_variable(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("s3cret")
+    how = RayStart(ADDRESS, file, "gpu-a", {"k": "v", "l": "w"}, '{"x": 1}', 2, 0)
+    arguments = how.arguments(tmp_path / "ray")
+    variables = how.variables(
+        {"RAY_AUTH_TOKEN": "other", "RAY_ADDRESS": "x:1", "A": "b"}, {"M": "n"}
+    )
+    assert "s3cret" not in " ".join([*arguments, *variables.values()])
+    assert "RAY_AUTH_TOKEN" not in variables
+    assert "RAY_ADDRESS" not in variables
+    assert variables["RAY_AUTH_TOKEN_PATH"] == str(file)
+    assert (variables["A"], variables["M"], variables["RAY_AUTH_MODE"]) == ("b", "n", "token")
+    assert f"--address={ADDRESS}" in arguments
+    assert "--labels=k=v,l=w" in arguments
+    assert {"--num-cpus=2", "--num-gpus=0", "--node-name=gpu-a", "--block"} <= set(arguments)
+
+
+def test_without_a_token_file_the_users_own_way_stays() -> None:
+    own = {"RAY_AUTH_TOKEN": "theirs"}
+    assert RayStart(ADDRESS).variables(own, {})["RAY_AUTH_TOKEN"] == "theirs"
