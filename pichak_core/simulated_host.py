@@ -25,7 +25,7 @@ scored_tokens_per_row = 400
 
 [[fault]]                       # from then on
 metric = "gpu.h2d_pinned_mb_s"  # or training.row_seconds and its like
-starts = 2026-12-01T12:00:00Z
+starts = 2026-12-01T12:00:00Z   # or "+10m", from when the host is started (s, m, h, d)
 factor = 0.4                    # or: unmeasured = "lost"
 ```
 """
@@ -36,7 +36,9 @@ import hashlib
 import importlib
 import math
 import random
+import re
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -57,6 +59,8 @@ from pichak_core.testing import MIB, FakeDevice, FakeStep, affine_memory, step_s
 
 SIMULATED = "simulated, no machine was measured"
 _SAMPLES = 9
+_RELATIVE = re.compile(r"\+([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRAINING = {
     "capacity_mib": 16000.0,
     "base_mib": 500.0,
@@ -92,18 +96,21 @@ class SimulatedHost:
     faults: tuple[Fault, ...] = ()
 
     @classmethod
-    def load(cls, path: Path) -> SimulatedHost:
-        """The host in a TOML file; `ValueError` says what is wrong with it, `OSError` why it cannot
-        be read."""
+    def load(cls, path: Path, started_unix: float | None = None) -> SimulatedHost:
+        """The host in a TOML file, whose relative times count from `started_unix` (now without it);
+        `ValueError` says what is wrong with it, `OSError` why it cannot be read."""
         tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         try:
-            return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+            return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")), started_unix)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> SimulatedHost:
+    def from_dict(
+        cls, record: Mapping[str, Any], started_unix: float | None = None
+    ) -> SimulatedHost:
         """The host in the plain form of the file; `ValueError` says what is wrong."""
+        began = time.time() if started_unix is None else started_unix
         _only(
             "the file",
             record,
@@ -137,7 +144,7 @@ class SimulatedHost:
             int(_number("seed", record.get("seed", 0), 0, 2**32 - 1)),
             metrics,
             {**_TRAINING, **numbers},
-            tuple(_fault(entry, metrics) for entry in faults),
+            tuple(_fault(entry, metrics, began) for entry in faults),
         )
 
     @property
@@ -279,7 +286,7 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     return value
 
 
-def _fault(entry: Any, metrics: Mapping[str, Any]) -> Fault:
+def _fault(entry: Any, metrics: Mapping[str, Any], began_unix: float) -> Fault:
     if not isinstance(entry, Mapping):
         raise ValueError("fault: write [[fault]] for each")
     _only("fault", entry, ("metric", "starts", "factor", "unmeasured"))
@@ -287,19 +294,27 @@ def _fault(entry: Any, metrics: Mapping[str, Any]) -> Fault:
     known = [*metrics, *(f"training.{name}" for name in _TRAINING)]
     if metric not in known:
         raise ValueError(f"fault: no metric {metric!r} here; there are {', '.join(known)}")
-    if not isinstance(starts, datetime):
-        raise ValueError(f"fault of {metric}: starts = 2026-12-01T12:00:00Z is needed")
-    if starts.tzinfo is None:
-        starts = starts.replace(tzinfo=timezone.utc)
+    starts_unix = _starts(f"fault of {metric}", starts, began_unix)
     if ("factor" in entry) == ("unmeasured" in entry):
         raise ValueError(f"fault of {metric}: it needs factor or unmeasured, one of them")
     if "factor" in entry:
         factor = _number(f"fault of {metric}: factor", entry["factor"], 1e-6, 1e6)
-        return Fault(metric, starts.timestamp(), factor)
+        return Fault(metric, starts_unix, factor)
     if metric.startswith("training."):
         raise ValueError(f"fault of {metric}: it can only have a factor")
     try:
-        return Fault(metric, starts.timestamp(), reason=Reason(entry["unmeasured"]))
+        return Fault(metric, starts_unix, reason=Reason(entry["unmeasured"]))
     except ValueError as error:
         reasons = ", ".join(reason.value for reason in Reason)
         raise ValueError(f"fault of {metric}: unmeasured is one of {reasons}") from error
+
+
+def _starts(where: str, starts: Any, began_unix: float) -> float:
+    if isinstance(starts, datetime):
+        return (starts if starts.tzinfo else starts.replace(tzinfo=timezone.utc)).timestamp()
+    relative = _RELATIVE.fullmatch(starts) if isinstance(starts, str) else None
+    if relative is None:
+        raise ValueError(
+            f'{where}: starts = 2026-12-01T12:00:00Z is needed, or "+10m" from its start'
+        )
+    return began_unix + float(relative[1]) * _SECONDS[relative[2]]

@@ -21,6 +21,7 @@ AGENT_DOORS = {
     "pichak_agent.ray_actor",
     "pichak_agent.local",
     "pichak_agent.service",
+    "pichak_agent.simulation",
 }
 RAY_IMPORTERS = {
     "agent/pichak_agent/ray_actor.py",

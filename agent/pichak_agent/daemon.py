@@ -50,7 +50,8 @@ class _Running:
 class Agent:
     """Runs jobs on this node. `instance` names its folder below `root` (`home.py`).
 
-    `lock_wait_seconds` bounds the wait for what a job measures. `run_job` has `runner.run`'s form.
+    `lock_wait_seconds` bounds the wait for what a job measures. `run_job` has `runner.run`'s form,
+    `describe` that of `describe_node`.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Agent:
         root: Path | None = None,
         lock_wait_seconds: float = LOCK_WAIT_SECONDS,
         run_job: Callable[..., bytes] = runner.run,
+        describe: Callable[[], dict[str, Any]] = describe_node,
     ) -> None:
         self._problems: deque[str] = deque(maxlen=_MAX_PROBLEMS)
         if root is None:
@@ -71,6 +73,7 @@ class Agent:
         self._files = FileStore(self._home.files)
         self._lock_wait = lock_wait_seconds
         self._run_job = run_job
+        self._describe = describe
         self._lock = threading.Lock()
         self._running: dict[Key, _Running] = {}
         self._unspooled: dict[Key, bytes] = {}
@@ -80,7 +83,7 @@ class Agent:
     def hello(self) -> dict[str, Any]:
         """Who answers: `describe_node`'s values, `instance`, and `problems`, a sentence each."""
         return {
-            **describe_node(),
+            **self._describe(),
             "instance": self._home.instance,
             "problems": [*self._problems, *self._home.spool.messages],
         }

@@ -123,7 +123,8 @@ def open_home(root: Path, instance: str, *, exactly: bool = False) -> Home:
 
 
 def tidy(root: Path) -> None:
-    """Remove the folders of agents that are gone and kept nothing, and locks that nobody holds."""
+    """Remove the folders of agents that are gone and kept nothing, locks that nobody holds, and the
+    readings of a telemetry that has ended."""
     for folder in _folders(root / "agent"):
         with _held(folder / _LOCK) as mine:
             if mine and not any(path.is_file() for path in (folder / _SPOOL).rglob("*")):
@@ -134,7 +135,11 @@ def tidy(root: Path) -> None:
                 if mine:
                     path.unlink(missing_ok=True)
         _remove_if_empty(boot)
-    for folder in (root / "agent", root / "locks", root):
+    for boot in _folders(root / "telemetry"):
+        with _held(boot / _LOCK) as mine:
+            if mine:
+                shutil.rmtree(boot, ignore_errors=True)
+    for folder in (root / "agent", root / "locks", root / "telemetry", root):
         _remove_if_empty(folder)
 
 

@@ -21,8 +21,8 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import pichak_core
-from pichak_agent.daemon import Agent
 from pichak_agent.messages import SCHEMA
+from pichak_agent.simulation import agent_of_node
 
 NAMESPACE = "pichak"
 #: Jobs and everything else have threads of their own, so that jobs which wait cannot shut out the
@@ -49,7 +49,7 @@ class AgentActor:
     """`pichak_agent.daemon.Agent`, method by method; threads of Ray's call it."""
 
     def __init__(self, instance: str) -> None:
-        self._agent = Agent(instance)
+        self._agent = agent_of_node(instance)
         self._end_jobs_on_sigterm()
 
     def _end_jobs_on_sigterm(self) -> None:

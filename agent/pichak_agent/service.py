@@ -7,13 +7,15 @@ away is a state and no error: what this node keeps, it keeps meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -28,21 +30,25 @@ from pichak_agent.service_files import (
     ServiceTakenError,
     age,
     running_services,
+    safe_name,
     spooled,
 )
 from pichak_agent.service_notify import notify, watchdog_seconds
+from pichak_agent.service_telemetry import Beside, found_on_node
 from pichak_agent.versions import own_versions
 
 __all__ = [
     "OBJECT_STORE_BYTES",
     "RAY_OPTIONS_OF_OURS",
-    "Extra",
+    "Beside",
     "RayStart",
     "Service",
     "ServiceError",
     "ServiceTakenError",
     "age",
+    "found_on_node",
     "running_services",
+    "simulated_service",
     "spooled",
 ]
 
@@ -66,24 +72,29 @@ class ServiceError(RuntimeError):
     """The service cannot go on, and a person has to mend something: what."""
 
 
-class Extra(Protocol):
-    """What else lives in the service's process (telemetry): started once, and closed at its end."""
+class Companion(Protocol):
+    """What else lives in the service's process: started when the node is this service's."""
 
-    def close(self) -> None:
-        """End it; called once."""
+    def start(self) -> str:
+        """Begin; where its metrics are, "" where nowhere. `OSError` when that cannot be."""
+
+    def stop(self) -> None:
+        """End it, also where it was never started."""
 
 
 @dataclass
 class Service:
-    """One node's service. `say` gets each sentence once. `name` is the node's own; `variables` go
-    to everything that Ray starts here."""
+    """One node's service. `say` gets each sentence once. `name` is what only one service of this
+    machine has; `home` is where its agent keeps things; `variables` go to everything that Ray
+    starts here; `simulated` is the file of a simulated host."""
 
     how: RayStart
     name: str
     say: Callable[[str], None]
+    beside: Companion | None = None
     simulated: str = ""
+    home: Path = field(default_factory=default_root)
     variables: dict[str, str] = field(default_factory=dict)
-    metrics: str = ""
     clock: Callable[[], float] = time.monotonic
     backoff: Backoff = field(default_factory=Backoff)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -98,8 +109,7 @@ class Service:
             since_unix=time.time(),
             versions=dict(own_versions()),
             simulated=self.simulated,
-            metrics=self.metrics,
-            home=str(default_root()),
+            home=str(self.home),
         )
         self._node: RayNode | None = None
         self._watchdog = watchdog_seconds()
@@ -107,24 +117,23 @@ class Service:
         self._started_at = 0.0
         self._misses = 0
 
-    def run(self, extras: Callable[[], list[Extra]] = list) -> None:
+    def run(self) -> None:
         """Until SIGTERM, SIGINT or `stop`; nothing that it started is left then.
 
-        `extras` makes what lives beside it once the node is this service's. `ServiceTakenError`
-        when another one has it; `ServiceError` when the cluster refuses this node before it was
-        ever in it.
+        `ServiceTakenError` when another service has this node; `ServiceError` when the cluster
+        refuses this node before it was ever in it.
         """
         self.files.claim(f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        living: list[Extra] = []
         try:
             self._clear_up()
             _set_on_signals(self._stop)
-            living = extras()
+            if self.beside is not None:
+                self.state.metrics = self.beside.start()
             notify("READY=1")
             self._look_until_stopped()
         finally:
             notify("STOPPING=1")
-            self._end(living)
+            self._end()
 
     def stop(self) -> None:
         """End `run` soon; from any thread."""
@@ -147,7 +156,7 @@ class Service:
         if why:
             self._wait("waiting", f"{why}; waiting for it")
             return
-        node = RayNode(self.how, {**self.variables, "PICHAK_HOME": str(default_root())})
+        node = RayNode(self.how, {**self.variables, "PICHAK_HOME": str(self.home)})
         self.state.mark = node.mark
         try:
             node.start()
@@ -247,18 +256,54 @@ class Service:
             if ended:
                 self.say(f"ended {ended} processes of a service that was killed here")
 
-    def _end(self, living: list[Extra]) -> None:
+    def _end(self) -> None:
         left: list[int] = []
         if self._node is not None:
             self._enter("stopping", "stopping: ending the jobs and leaving the cluster")
             left = self._node.stop(STOP_SECONDS)
-        for each in living:
-            each.close()
+        if self.beside is not None:
+            self.beside.stop()
         if left:
             self.say(f"these processes could not be ended: {', '.join(map(str, left))}")
-        tidy(default_root())
+        tidy(self.home)
+        if self.simulated:
+            with contextlib.suppress(OSError):
+                self.home.parent.rmdir()
         self.files.release()
         self.say(f"stopped after {age(self.state.started_unix)}")
+
+
+def simulated_service(how: RayStart, file: Path, say: Callable[[str], None]) -> Service:
+    """The service of the host in `file`, called as `how` says or else as the file does.
+
+    It has a home of its own, so that several run beside each other and beside a real one. `OSError`
+    when the file cannot be read, `ValueError` when it holds no host.
+    """
+    from pichak_agent import simulation
+
+    began = time.time()
+    host = simulation.load_host(file, how.name, began)
+    name = safe_name(host.host)
+    marks = {"pichak.io/name": name, "pichak.io/simulated": "true"}
+    made = replace(
+        how,
+        name=name,
+        labels={**how.labels, **marks},
+        num_cpus=1 if how.num_cpus is None else how.num_cpus,
+        num_gpus=host.gpus,
+    )
+    return Service(
+        made,
+        f"simulated-{name}",
+        say,
+        simulated=str(file.absolute()),
+        home=default_root() / "simulated" / name,
+        # The machine's own GPUs are not those of the host.
+        variables={
+            simulation.VARIABLE: simulation.variable(file, name, began),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(host.gpus))),
+        },
+    )
 
 
 def knock(address: str) -> str:

@@ -133,7 +133,7 @@ def running_services(root: Path | None = None) -> Iterator[tuple[ServiceState, b
 
 
 def spooled(root: Path | None = None) -> tuple[int, int]:
-    """How many outcomes wait in this user's folder for a coordinator, and their bytes."""
+    """How many outcomes wait below `root` for a coordinator, and their bytes."""
     files = list(((root or default_root()) / "agent").glob("*/spool/*.mpk"))
     sizes = []
     for path in files:

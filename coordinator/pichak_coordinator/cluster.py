@@ -37,6 +37,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HEAD_RESOURCE = "node:__internal_head__"
 #: What the labels begin with that Ray itself puts on a node.
 _RAYS_OWN = "ray.io/"
+#: What `pichak agent run` says of its node: the name it was given, and that nothing of it is real.
+_NAME, _SIMULATED = "pichak.io/name", "pichak.io/simulated"
 
 
 class ClusterError(RuntimeError):
@@ -65,7 +67,12 @@ class ClusterNode:
         labels = record.get("Labels") or {}
         return cls(
             node_id=str(record["NodeID"]),
-            host=str(record.get("NodeManagerHostname") or record.get("NodeName") or ""),
+            host=str(
+                labels.get(_NAME)
+                or record.get("NodeManagerHostname")
+                or record.get("NodeName")
+                or ""
+            ),
             address=str(record.get("NodeManagerAddress") or ""),
             alive=bool(record.get("Alive")),
             cpus=float(resources.get("CPU", 0.0)),
@@ -78,6 +85,11 @@ class ClusterNode:
                 if not str(name).startswith(_RAYS_OWN)
             },
         )
+
+    @property
+    def simulated(self) -> bool:
+        """Its agent answers for a host that does not exist."""
+        return self.labels.get(_SIMULATED) == "true"
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,8 @@ def start_agents(
         if isinstance(hello, str):
             gaps.append(f"{node.host or node.address}: {hello}")
             store.record_node(run_id, place, error=hello)
+        elif hello.get("simulated"):
+            gaps.append(f"{node.host}: it is simulated and has no network that could be measured")
         else:
             answered.append((node, {**hello, **place, "node_id": node.node_id}))
     names = store.record_nodes(run_id, [hello for _, hello in answered])
@@ -169,7 +171,11 @@ def network_of_profile(
     their own, and no choice of measurements left it out; then all links of up to
     `PROFILE_ALL_UP_TO` nodes are tested, and a ring of more.
     """
-    nodes = {t.node.node_id: (t.node, t.identity) for t in targets if t.hello}
+    nodes = {
+        t.node.node_id: (t.node, t.identity)
+        for t in targets
+        if t.hello and not t.hello.get("simulated")
+    }
     addresses = {node.address for node, _ in nodes.values()}
     if wanted is None:
         wanted = len(addresses) == len(nodes) and (not only or "network" in only)

@@ -95,7 +95,8 @@ def gpu_changes(had: Set[str], has: Set[str]) -> list[Finding]:
 def node_record(node: str, hello: Mapping[str, Any], device: str) -> NodeRecord:
     """The record of one device of a node, from its agent's hello.
 
-    Read from it: ``host``, ``address``, ``cpu_model``, ``versions``, ``labels``, and ``gpus``, a
+    Read from it: ``host``, ``address``, ``cpu_model``, ``versions``, ``labels``, ``simulated``, and
+    ``gpus``, a
     list of ``{"name": …, "uuid": …}``. Its order is NVML's, so it names a GPU only where all have
     the same name, or where an entry says ``"device": "cuda:N"``. What the hello does not say stays
     "".
@@ -118,4 +119,5 @@ def node_record(node: str, hello: Mapping[str, Any], device: str) -> NodeRecord:
         if isinstance(versions, Mapping)
         else {},
         labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, Mapping) else {},
+        simulated=hello.get("simulated") is True,
     )

@@ -13,7 +13,8 @@ import pytest
 
 from pichak_agent.home import open_home, tidy
 from pichak_agent.locks import FileLock
-from pichak_agent.messages import Outcome, encode
+from pichak_agent.messages import Job, Outcome, decode, encode
+from pichak_agent.service import RayStart, simulated_service
 from pichak_agent.service_backoff import Backoff
 from pichak_agent.service_files import (
     ServiceFiles,
@@ -24,6 +25,7 @@ from pichak_agent.service_files import (
     spooled,
 )
 from pichak_agent.service_notify import notify, watchdog_seconds
+from pichak_agent.simulation import agent_of_node
 
 
 def test_waits_double_up_to_a_bound_and_differ_between_nodes() -> None:
@@ -130,3 +132,50 @@ def test_tidying_keeps_outcomes_and_what_is_in_use(tmp_path: Path) -> None:
 )
 def test_ages(seconds: float, said: str) -> None:
     assert age(1000.0, 1000.0 + seconds) == said
+
+
+HOST = """
+host = "sim a"
+gpu = "NVIDIA H100 80GB HBM3"
+gpus = 2
+[metrics]
+"gpu.kernel_launch_us" = 4.0
+"disk.read_mb_s" = 3000
+"""
+
+
+def test_a_simulated_agent_answers_as_the_leased_gpu_and_marks_everything(tmp_path: Path) -> None:
+    file = tmp_path / "host.toml"
+    file.write_text(HOST)
+    service = simulated_service(RayStart("h:1"), file, print)
+    assert service.how.num_gpus == 2
+    assert service.how.labels == {"pichak.io/name": "sim-a", "pichak.io/simulated": "true"}
+    named = simulated_service(RayStart("h:1", name="other"), file, print)
+    assert named.how.name == "other"
+    assert named.files.folder != service.files.folder
+    assert named.home != service.home
+    agents = [agent_of_node("node-1", each.variables) for each in (service, named)]
+    hellos = [agent.hello() for agent in agents]
+    assert [hello["host"] for hello in hellos] == ["sim-a", "other"]
+    assert all(hello["simulated"] is True for hello in hellos)
+    assert len({hello["machine_id"] for hello in hellos}) == 2
+    assert len({uuid for hello in hellos for uuid in hello["gpu_uuids"]}) == 4
+    params = {"device": "cuda:0", "visible_devices": "1"}
+    answered = decode(agents[0].run(encode(Job("f", 1, "fingerprint", params, 9.0))), Outcome)
+    assert (answered.status, answered.simulated, answered.node) == ("ok", True, "sim-a")
+    assert answered.result["fingerprint"]["gpu.uuid"]["value"] == hellos[0]["gpu_uuids"][1]
+    some = {**params, "only": ["disk"]}
+    light = decode(agents[0].run(encode(Job("g", 1, "fingerprint", some, 9.0))), Outcome)
+    assert list(light.result["fingerprint"]) == ["disk.read_mb_s"]
+    link = decode(agents[0].run(encode(Job("n", 1, "net_listen", {}, 9.0))), Outcome)
+    assert (link.status, link.simulated) == ("refused", True)
+    assert "has no network" in link.error
+    assert agents[0].acknowledge("f", 1)
+    for agent in agents:
+        agent.close()
+
+
+def test_a_node_without_the_variable_has_a_real_agent() -> None:
+    agent = agent_of_node("node-1", {})
+    assert "simulated" not in agent.hello()
+    agent.close()

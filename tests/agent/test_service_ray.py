@@ -51,7 +51,7 @@ def test_an_outcome_outlives_its_raylet_and_its_head(place: Place) -> None:
     script.write_text(MEASURE)
     machine, status = run_python(place, str(script), place.address, first).split()
     assert status == "ok"
-    assert json.loads(place.pichak("agent", "status", "--json").stdout)["spool"]["outcomes"] == 1
+    assert place.status()["spool"]["outcomes"] == 1
 
     raylet = place.status()["raylet_pid"]
     assert session_of(raylet) != session_of(service.pid)
@@ -71,12 +71,12 @@ def test_an_outcome_outlives_its_raylet_and_its_head(place: Place) -> None:
 
     profile = place.pichak(
         *("fleet", "profile", "--address", place.address, "--store", "fleet.db"),
-        *("--only", "software", "--no-network", "--seq-len", "64", "--json"),
+        *("--only", "software", "--no-network", "--seq-len", "64", "--limit", "1", "--json"),
     )
     assert "1 result of an earlier run collected" in profile.stderr, profile.stderr[-3000:]
     nodes = json.loads(profile.stdout)["nodes"]
     assert len(nodes) == 2, "the head and the service's node"
-    assert json.loads(place.pichak("agent", "status", "--json").stdout)["spool"]["outcomes"] == 0
+    assert place.status()["spool"]["outcomes"] == 0
     again, _ = run_python(place, str(script), place.address, third).split()
     assert again == machine
 

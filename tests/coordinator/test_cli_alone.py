@@ -356,8 +356,8 @@ factor = 0.5
 
 def test_a_simulated_fleet_says_so_and_its_fault_is_found_when_it_starts(tmp_path: Path) -> None:
     """Eight hosts probed on two days; the disk of one halves between them."""
+    from pichak_agent.simulation import simulated_runner
     from pichak_coordinator.importing import import_probes
-    from pichak_coordinator.simulation import simulated_runner
     from pichak_core.simulated_host import SimulatedHost
 
     first, second = 1_796_040_000.0, 1_796_126_400.0  # 2026-11-30 and 2026-12-01, 12:00 UTC

@@ -172,3 +172,18 @@ def test_a_mistake_in_a_fault_is_told_with_its_file(tmp_path: Path, fault: str, 
     path.write_text("host = ")
     with pytest.raises(ValueError, match=r"h\.toml"):
         SimulatedHost.load(path)
+
+
+def test_a_fault_may_start_some_time_after_its_host() -> None:
+    record = {
+        "host": "a",
+        "noise": 0,
+        "metrics": {"disk.read_mb_s": 3000.0},
+        "fault": [{"metric": "disk.read_mb_s", "starts": "+1.5h", "factor": 0.5}],
+    }
+    host = SimulatedHost.from_dict(record, 1000.0)
+    assert host.fingerprint("cpu", 1000.0 + 5399).number("disk.read_mb_s") == 3000
+    assert host.fingerprint("cpu", 1000.0 + 5400).number("disk.read_mb_s") == 1500
+    for wrong in ("+10", "10m", "+-1m", "+1w", "soon", 600):
+        with pytest.raises(ValueError, match="from its start"):
+            SimulatedHost.from_dict({**record, "fault": [{**record["fault"][0], "starts": wrong}]})

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +49,7 @@ class Place:
     port: int = field(default_factory=free_port)
     token: str = field(default_factory=lambda: secrets.token_hex(32))
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _folders: list[str] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -93,12 +96,14 @@ class Place:
 
     def head(self, log: str = "head.log") -> subprocess.Popen[bytes]:
         """A head at this place's port; up when this returns."""
+        temporary = tempfile.mkdtemp(prefix="h-")
+        self._folders.append(temporary)
         made = self.start(
             [
                 *RAY,
                 *("start", "--head", f"--port={self.port}", "--include-dashboard=false"),
                 *("--num-cpus=1", f"--object-store-memory={STORE}", "--disable-usage-stats"),
-                *("--block", f"--temp-dir={self.folder / log.removesuffix('.log')}"),
+                *("--block", f"--temp-dir={temporary}"),
             ],
             log,
             self.environment(),
@@ -147,6 +152,8 @@ class Place:
                 process.kill()
                 process.wait()
             kill_session(process.pid)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_session(leader: int) -> None:

@@ -204,7 +204,7 @@ def _measure(
 
         alone = Alone(request, devices, files, say, show)
         if host is not None:
-            from pichak_coordinator.simulation import simulated_runner
+            from pichak_agent.simulation import simulated_runner
 
             alone.run, alone.describe = simulated_runner(host), host.hello
         try:

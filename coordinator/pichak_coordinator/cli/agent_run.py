@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pichak_coordinator.cli.common import EXIT_DONE, EXIT_NOTHING, UserError, examples
 
+if TYPE_CHECKING:
+    from pichak_agent.service import RayStart, Service
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _OTHER_SYSTEMS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
@@ -21,6 +27,7 @@ _OTHER_SYSTEMS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
         "pichak agent run --address 10.0.0.1:6379 --token-file ~/.ray/auth_token",
         "pichak agent run --address head:6379 --labels pichak.io/price-per-hour=2.50",
         "pichak agent run --address head:6379 -- --min-worker-port 20000 --max-worker-port 20100",
+        "pichak agent run --address head:6379 --simulate host.toml --name sim-1",
         "pichak agent status                      what it is doing",
     ),
 )
@@ -44,6 +51,18 @@ _OTHER_SYSTEMS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     metavar="BYTES",
     help="Ray's object store [default: 100 MiB; results are small].",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Answer /metrics and /ring.json there, on loopback only (0: a free port).",
+)
+@click.option(
+    "--simulate",
+    type=click.Path(path_type=Path),
+    metavar="HOST.toml",
+    help="Be the host of this file, which does not exist; all that it answers says so.",
+)
 @click.argument("ray_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- RAY_OPTION…]")
 def run(
     address: str,
@@ -54,6 +73,8 @@ def run(
     num_cpus: int | None,
     num_gpus: int | None,
     object_store_memory: int | None,
+    metrics_port: int | None,
+    simulate: Path | None,
     ray_options: Sequence[str],
 ) -> int:
     """Join the cluster at HOST:PORT and stay in it; SIGTERM or Ctrl-C ends it without trace.
@@ -64,6 +85,7 @@ def run(
     """
     from pichak_agent.service import (
         OBJECT_STORE_BYTES,
+        Beside,
         RayStart,
         Service,
         ServiceError,
@@ -73,18 +95,24 @@ def run(
     _check_system()
     _check_address(address)
     _check_token(token_file)
+    _check_name(name)
     how = RayStart(
         address,
         token_file.absolute() if token_file else None,
         name,
-        _labels(labels),
+        {**_labels(labels), **({"pichak.io/name": name} if name else {})},
         _resources(resources),
         num_cpus,
         num_gpus,
         object_store_memory or OBJECT_STORE_BYTES,
         _ray_options(ray_options),
     )
-    service = Service(how, name or _host_name(), _say)
+    if simulate is None:
+        service = Service(how, socket.gethostname(), _say, Beside(metrics_port, _say))
+    else:
+        if metrics_port is not None:
+            raise UserError("--metrics-port: a simulated host has no readings; leave it out")
+        service = _simulated(how, simulate)
     try:
         service.run()
     except ServiceTakenError as error:
@@ -104,10 +132,25 @@ def _say(text: str) -> None:
     click.echo(f"pichak: {text}", err=True)
 
 
-def _host_name() -> str:
-    import socket
+def _simulated(how: RayStart, file: Path) -> Service:
+    """The service of a host that does not exist; several of them run on one machine."""
+    from pichak_agent.service import simulated_service
 
-    return socket.gethostname()
+    try:
+        return simulated_service(how, file, _say)
+    except OSError as error:
+        raise UserError(f"--simulate {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"--simulate {error}") from error
+
+
+def _check_name(name: str) -> None:
+    """What Ray takes as a label's value."""
+    if name and not _NAME.fullmatch(name):
+        raise UserError(
+            f"--name {name}: up to 63 letters, digits, dots, dashes and underscores, the first and "
+            "the last a letter or a digit"
+        )
 
 
 def _check_system() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,50 +32,72 @@ def status(as_json: bool) -> int:
     State and spool are read from the folder that PICHAK_HOME names (~/.local/state/pichak without
     it), where the service keeps them.
     """
-    from pichak_agent.service import running_services, spooled
+    from pichak_agent.service import found_on_node, running_services, spooled
 
-    found = [
-        {**state.as_dict(), "state": state.state if alive else "dead", "running": alive}
-        for state, alive in running_services()
-    ]
-    count, size = spooled()
+    services = []
+    for state, alive in running_services():
+        home = Path(state.home)
+        count, size = spooled(home)
+        services.append(
+            {
+                **state.as_dict(),
+                "state": state.state if alive else "dead",
+                "running": alive,
+                "spool": {"outcomes": count, "bytes": size},
+                "findings": [] if state.simulated else found_on_node(home),
+            }
+        )
     if as_json:
-        kept = {"outcomes": count, "bytes": size}
-        print_json({"schema": 1, "services": found, "spool": kept})
+        print_json({"schema": 1, "services": services})
+    elif services:
+        for each in services:
+            _print(each)
     else:
-        _print(found, count, size)
-    return EXIT_DONE if any(each["running"] for each in found) else EXIT_NOTHING
+        click.echo("pichak: no agent service runs here; `pichak agent run` starts one", err=True)
+        _say_spooled()
+    return EXIT_DONE if any(each["running"] for each in services) else EXIT_NOTHING
 
 
-def _print(found: list[dict[str, Any]], count: int, size: int) -> None:
+def _print(each: dict[str, Any]) -> None:
     from pichak_agent.service import age
 
     console = out()
-    if not found:
-        click.echo("pichak: no agent service runs here; `pichak agent run` starts one", err=True)
-    for each in found:
-        name = printable(str(each["name"])) + (" (simulated)" if each["simulated"] else "")
-        console.print(f"{name}: {each['state']} for {age(each['since_unix'])}", markup=False)
-        rows = [
-            (
-                "why",
-                each["why"] if each["running"] else "its process is gone; the next one clears up",
-            ),
-            ("cluster", f"{each['address']}, joined {_times(each['joins'])}"),
-            ("ray node", each["node_id"]),
-            ("process", f"{each['pid']}, up {age(each['started_unix'])}"),
-            ("versions", ", ".join(f"{k} {v}" for k, v in each["versions"].items())),
-            ("metrics", each["metrics"]),
-            ("simulated", each["simulated"]),
-            ("home", each["home"]),
-        ]
-        for label, text in rows:
-            if text:
-                console.print(f"  {label:<10} {printable(str(text))}", markup=False, soft_wrap=True)
+    name = printable(str(each["name"]))
+    note = " (simulated: no machine is measured)" if each["simulated"] else ""
+    console.print(f"{name}{note}: {each['state']} for {age(each['since_unix'])}", markup=False)
+    spool = each["spool"]
+    kept = f"{spool['outcomes']} outcomes ({spool['bytes']:,} bytes) for a coordinator to take"
+    rows = [
+        ("now", each["why"] if each["running"] else "its process is gone; the next clears up"),
+        ("cluster", f"{each['address']}, joined {_times(each['joins'])}"),
+        ("ray node", each["node_id"]),
+        ("process", f"{each['pid']}, for {age(each['started_unix'])}"),
+        ("versions", ", ".join(f"{k} {v}" for k, v in each["versions"].items())),
+        ("metrics", each["metrics"]),
+        ("file", each["simulated"]),
+        ("home", each["home"]),
+        ("spool", kept if spool["outcomes"] else ""),
+        *(("finding", _finding(found)) for found in each["findings"]),
+    ]
+    for label, text in rows:
+        if text:
+            line = f"  {label:<9} {printable(str(text))}"
+            console.print(line, markup=False, soft_wrap=True)
+
+
+def _say_spooled() -> None:
+    from pichak_agent.service import spooled
+
+    count, size = spooled()
     if count:
-        console.print(
-            f"{count} outcomes ({size:,} bytes) wait for a coordinator to take them", markup=False
+        click.echo(
+            f"pichak: {count} outcomes ({size:,} bytes) wait for a service and a coordinator",
+            err=True,
         )
+
+
+def _finding(found: dict[str, Any]) -> str:
+    return f"{found.get('severity')}, {found.get('state')}: {found.get('sentence')}"
 
 
 def _times(count: int) -> str:

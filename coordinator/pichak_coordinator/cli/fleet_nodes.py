@@ -57,6 +57,7 @@ def _of_cluster(address: str, insecure: bool) -> list[dict[str, Any]]:
             "gpus": n.gpus,
             "head": n.is_head,
             "ray_node": n.node_id,
+            "simulated": n.simulated,
         }
         for n in listed
     ]
