@@ -96,10 +96,9 @@ def node_record(node: str, hello: Mapping[str, Any], device: str) -> NodeRecord:
     """The record of one device of a node, from its agent's hello.
 
     Read from it: ``host``, ``address``, ``cpu_model``, ``versions``, ``labels``, ``simulated``, and
-    ``gpus``, a
-    list of ``{"name": …, "uuid": …}``. Its order is NVML's, so it names a GPU only where all have
-    the same name, or where an entry says ``"device": "cuda:N"``. What the hello does not say stays
-    "".
+    ``gpus``, a list of ``{"name": …, "uuid": …}``. Its order is NVML's, so it names a GPU only
+    where all have the same name, or where an entry says ``"device": "cuda:N"``. What the hello does
+    not say stays "".
     """
     listed = hello.get("gpus")
     gpus = [g for g in listed if isinstance(g, Mapping)] if isinstance(listed, list) else []

@@ -78,7 +78,7 @@ def _links_of(store: Reader, run: str, wanted: set[str]) -> StoredLinks:
     present = [node for node in tested if node in rows]
     if len(present) < len(tested):
         return StoredLinks()
-    peers = _peers(tested, rows)
+    peers = peers_of(tested, rows)
     links: dict[tuple[str, str], Link] = {}
     # A link that was looked at again has two jobs; their ids sort in the order of the looks.
     for job in (job for job in jobs if job.kind == "net_link" and job.node in wanted):
@@ -97,7 +97,7 @@ def _links_of(store: Reader, run: str, wanted: set[str]) -> StoredLinks:
     return StoredLinks(links, {frozenset(made.nodes): made} if made and whole else {})
 
 
-def _peers(tested: Sequence[str], rows: Mapping[str, Row]) -> dict[str, str]:
+def peers_of(tested: Sequence[str], rows: Mapping[str, Row]) -> dict[str, str]:
     """What a peer is called in the names of readings -> its identity."""
     places = [(rows[node].node.host, rows[node].node.address) for node in tested]
     names = [metric_name(name) for name in names_of(places)]

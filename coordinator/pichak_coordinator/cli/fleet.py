@@ -37,6 +37,11 @@ class FleetGroup(LazyGroup):
             "history",
             "Show stored runs, or one metric over time.",
         ),
+        "report": (
+            "pichak_coordinator.cli.fleet_report",
+            "report",
+            "Write a stored run as one HTML page.",
+        ),
     }
 
 
@@ -48,7 +53,8 @@ class FleetGroup(LazyGroup):
     "  pichak fleet watch --every light=10m --every full=24h\n"
     "  pichak fleet compare --sort disk\n"
     "  pichak fleet pick 4 --prices prices.toml --by cost\n"
-    "  pichak fleet history\n",
+    "  pichak fleet history\n"
+    "  pichak fleet report --html fleet.html\n",
 )
 def fleet() -> None:
     """Profile, compare and follow a fleet of machines."""

@@ -1,0 +1,1 @@
+"""``pichak fleet report``: one stored run as a self-contained HTML page."""
