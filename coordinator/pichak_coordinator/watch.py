@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pichak_coordinator import schedule
-from pichak_coordinator.cluster import Cluster
+from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.dispatch import Dispatcher
 from pichak_coordinator.records import NodeRecord, Row
 from pichak_coordinator.schedule import Charge, Decision, Entry, Policy
@@ -24,6 +24,7 @@ from pichak_coordinator.watch_members import LOOK_SECONDS, Member, Members
 from pichak_coordinator.watch_memory import Memory
 from pichak_coordinator.watch_probe import Prober, Probing, Requests
 from pichak_coordinator.watch_store import COMMAND, WatchStore
+from pichak_coordinator.watch_view import NodeView, Seen, WatchView, open_findings
 from pichak_core.measurement import Fingerprint, Measurement
 
 #: Probes that begin within so many seconds of one another are one run of the history.
@@ -57,7 +58,8 @@ class Tally:
 
 
 class Watch:
-    """`tell` gets each event once it is in the store, `say` what is only of the moment."""
+    """`tell` gets each event once it is in the store, `say` what is only of the moment, `show` a
+    view of everything about once a second."""
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Watch:
         tell: Callable[[Mapping[str, Any]], None],
         notify: bool = False,
         device: str = "auto",
+        show: Callable[[WatchView], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy, self._store, self._clock = policy, store, clock
@@ -92,6 +95,7 @@ class Watch:
         self._noted = self._looked_at_members = float("-inf")
         self._decided = self._told_budget = float("-inf")
         self._decision = Decision((), float("inf"))
+        self._seen, self._view, self._shown, self._began = Seen(), show, float("-inf"), clock()
         self.tally = Tally()
 
     def run(self, *, once: bool = False, until: Callable[[], bool] = lambda: False) -> Tally:
@@ -123,6 +127,9 @@ class Watch:
             now = self._clock()
             self._look_at_members(now, known, first_round)
             self._look(now)
+            if self._view is not None and not 0 <= now - self._shown < _DECIDE_SECONDS:
+                self._shown = now
+                self._view(self.view(now))
             if once and first_round and self._members.settled:
                 first_round = False
             stopping = until()
@@ -236,6 +243,35 @@ class Watch:
             self._store.finish_run(self._run.run)
             self._run = None
 
+    def view(self, now: float) -> WatchView:
+        """What the watch is like at this moment."""
+        members = self._members.current
+        rows = {key: row for key, row in self._seen.rows.items() if key[0] in members}
+        here = [NodeView(*_place(m.node, m.identity), True) for m in members.values()]
+        here += [
+            NodeView(*_place(node, self._store.node_at(node.address, node.host) or ""), False)
+            for node in self._members.silent
+        ]
+        return WatchView(
+            turned_unix=now,
+            began_unix=self._began,
+            nodes=self._seen.nodes(here, now),
+            rows=rows,
+            findings=open_findings(
+                {key: self._memory(key) for key in rows},
+                {name: member.found for name, member in members.items()},
+            ),
+            entries={node: self._entries[node] for node in members},
+            measured_unix=dict(self._seen.measured_unix),
+            running=len(self._prober.running),
+            waiting_for_budget=self._decision.waiting_for_budget,
+            budget_seconds=self._policy.budget_seconds,
+            charged_seconds=schedule.charged(self._charges.values(), now),
+            probe_seconds=self.tally.seconds,
+            probes=dict(self._seen.probes),
+            jobs=dict(self._prober.ended),
+        )
+
     # -- nodes ------------------------------------------------------------------------------------
 
     def _look_at_members(self, now: float, known: dict[str, Entry], eager: bool) -> None:
@@ -245,6 +281,7 @@ class Watch:
         self._looked_at_members = now
         moves = self._members.look(now)
         for member in moves.left:
+            self._seen.left(NodeView(*_place(member.node, member.identity), False), now)
             self._tell_all([event("left", _record(member), "is no longer in the cluster")])
         for node, why in moves.silent:
             identity = self._store.node_at(node.address, node.host) or ""
@@ -270,6 +307,8 @@ class Watch:
             self._store.look(now, new)
             for row in self._store.latest_rows([member.identity for member in moves.joined]):
                 self._remember(row)
+            joined = [member.identity for member in moves.joined]
+            self._seen.measured_unix |= self._store.last_measured(joined)
 
     def _welcome(self, member: Member) -> None:
         events: list[Event] = [event("joined", _record(member), "is in the cluster")]
@@ -292,6 +331,8 @@ class Watch:
             self._members.forget(probing.member.node.node_id)
         rows = [row for row in self._store.rows_of(probing.run, [node]) if row.measured]
         record = _record(probing.member)
+        end = "measured" if rows else "busy" if probing.busy else "failed"
+        self._seen.probe(node, probing.depth, end, now)
         if rows:
             self.tally.measured += 1
             self.tally.failed += bool(probing.failures)
@@ -375,6 +416,7 @@ class Watch:
 
     def _remember(self, row: Row) -> None:
         """The latest of each reading: what one probe could not read keeps its last good value."""
+        self._seen.row(row)
         old = self._latest.pop(ident(row.node), None)  # the newest is at the end
         if old is not None:
             fingerprint = Fingerprint(old.fingerprint)
@@ -403,6 +445,10 @@ class Watch:
     def _show(self, told: Sequence[Mapping[str, Any]]) -> None:
         for record in told:
             self._tell(record)
+
+
+def _place(node: ClusterNode, identity: str) -> tuple[str, str, str]:
+    return identity, node.host, node.address
 
 
 def _record(member: Member) -> NodeRecord:

@@ -47,6 +47,7 @@ class Moves:
 
 @dataclass
 class _Asked:
+    node: ClusterNode
     future: Future[dict[str, dict[str, Any] | str]] | None = None
     tries: int = 0
     not_before: float = 0.0
@@ -75,6 +76,11 @@ class Members:
         return {member.identity: member for member in self._by_ray_id.values()}
 
     @property
+    def silent(self) -> list[ClusterNode]:
+        """Nodes of the cluster whose agent could not be had."""
+        return [asked.node for asked in self._asked.values() if asked.tries]
+
+    @property
     def settled(self) -> bool:
         """No agent is being started."""
         return not any(asked.future for asked in self._asked.values())
@@ -91,7 +97,7 @@ class Members:
         for ray_id, node in alive.items():
             if ray_id in self._by_ray_id:
                 continue
-            asked = self._asked.setdefault(ray_id, _Asked())
+            asked = self._asked.setdefault(ray_id, _Asked(node))
             if asked.future is None and now >= asked.not_before:
                 asked.future = self._pool.submit(
                     self._dispatcher.start_agents, [node], _AGENT_SECONDS

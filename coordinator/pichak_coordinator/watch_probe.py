@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -97,7 +98,8 @@ class Probing:
 
 
 class Prober:
-    """Runs probes through one courier; `on_over` is called once for each."""
+    """Runs probes through one courier; `on_over` is called once for each. `ended` counts its jobs
+    by kind and final state."""
 
     def __init__(
         self,
@@ -113,6 +115,7 @@ class Prober:
         self._store, self._pool, self._on_over, self._device = store, pool, on_over, device
         self.courier = Courier(dispatcher, store, "", self._on_finished, policy=ONCE)
         self.running: dict[str, Probing] = {}
+        self.ended: Counter[tuple[str, str]] = Counter()
         self._task: Plan | None = None
 
     def begin(self, probing: Probing) -> None:
@@ -219,6 +222,7 @@ class Prober:
 
     def _on_finished(self, work: Work) -> None:
         target, kind = work.target, work.job.kind
+        self.ended[kind, work.state.state] += 1
         self.courier.work.pop(work.job.job_id, None)
         probing = next((p for p in self.running.values() if target in p.targets), None)
         if probing is None:

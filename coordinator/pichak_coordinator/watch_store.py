@@ -148,6 +148,21 @@ class WatchStore(Store):
                 by_run.setdefault(run, set()).add(node)
         return [row for run in sorted(by_run) for row in self.rows_of(run, by_run[run])]
 
+    def last_measured(self, nodes: Iterable[str]) -> dict[tuple[str, str], float]:
+        """(node, depth) -> when a watch last got a result that is ok."""
+        made: dict[tuple[str, str], float] = {}
+        for node in nodes:
+            found = self._all(
+                "SELECT settings_json, max(received_unix) FROM run_nodes JOIN runs USING (run) "
+                "JOIN jobs ON jobs.run = runs.run AND jobs.node = run_nodes.node "
+                "JOIN outcomes USING (job_id) WHERE run_nodes.node = ? AND command = ? "
+                "AND status = 'ok' GROUP BY settings_json",
+                node,
+                COMMAND,
+            )
+            made |= {(node, str(json.loads(text).get("depth"))): at for text, at in found}
+        return made
+
     # -- events -----------------------------------------------------------------------------------
 
     def tell(self, events: Sequence[tuple[Mapping[str, Any], bool]]) -> list[dict[str, Any]]:

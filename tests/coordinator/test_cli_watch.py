@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,8 @@ def call(tmp_path: Path, *arguments: Any) -> Result:
         (["--webhook-secret-file", "key"], ["without --webhook"]),
         (["--webhook", "example.com"], ["https://"]),
         (["--webhook", "http://x", "--webhook-secret-file", "/none"], ["/none", "No such file"]),
+        (["--metrics-port", "65536"], ["65536"]),
+        (["--metrics-port", "0", "--metrics-host", "203.0.113.9"], ["203.0.113.9", "another port"]),
         (["--data", "/none.jsonl"], ["/none.jsonl", "no such file"]),
         (["--model", "builtin:gpt-9"], ["gpt-9"]),
     ],
@@ -73,6 +78,16 @@ def test_lengths_of_time() -> None:
             seconds_of(text)
 
 
+def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = call(tmp_path, "--metrics-port", port)
+    assert done.exit_code == 2
+    assert f"--metrics-port {port}" in done.output
+    assert "in use" in done.output
+    assert not (tmp_path / "fleet.db").exists()
+
+
 def environment(tmp_path: Path) -> dict[str, str]:
     env = {**os.environ, "PICHAK_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     env.pop("RAY_ADDRESS", None)
@@ -98,6 +113,65 @@ def test_one_round_on_a_local_ray(tmp_path: Path) -> None:
         (entry,) = store.entries().values()
         assert entry.probes == 1
         assert [job.state for job in store.jobs(run)] == ["done"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_metrics_of_a_real_watch(tmp_path: Path) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    said = tmp_path / "said.txt"
+    with said.open("w") as stderr:
+        process = subprocess.Popen(
+            [
+                *PICHAK, "fleet", "watch", "--every", "light=10s", "--every", "full=never",
+                "--budget", "600s/h", "--metrics-port", "0",
+            ],
+            env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=stderr,
+        )  # fmt: skip
+    samples: dict[str, list[Any]] = {}
+    end = time.monotonic() + 250
+    try:
+        while "pichak_measured_cpu_usable_cores" not in samples:
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < end, sorted(samples)
+            time.sleep(0.5)
+            url = re.search(r"metrics: (\S+)", said.read_text())
+            if url is None:
+                continue
+            with urllib.request.urlopen(url.group(1), timeout=60) as answer:
+                assert answer.headers["Content-Type"].startswith("text/plain")
+                text = answer.read().decode()
+            samples = {}
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    samples.setdefault(sample.name, []).append(sample)
+        healthz = url.group(1).replace("/metrics", "/healthz") if url else ""
+        with urllib.request.urlopen(healthz, timeout=60) as answer:
+            assert answer.read() == b"ok\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+    (cores,) = samples["pichak_measured_cpu_usable_cores"]
+    assert 1 <= cores.value <= (os.cpu_count() or 1)
+    with WatchStore.open(tmp_path / "fleet.db") as store:
+        (node,) = store.entries()
+        points = store.history(node, "host.memory_copy_mb_s")
+    (copy,) = samples["pichak_measured_host_memory_copy_mb_s"]
+    assert copy.value in [point.value for point in points]
+    assert copy.labels["node"] == node
+    assert "pichak_measured_disk_read_mb_s" not in samples  # a light probe reads no disk
+    assert not [name for name in samples if name.startswith("pichak_measured_gpu_")]
+    assert {s.labels["state"] for s in samples["pichak_watch_jobs_total"] if s.value} == {"done"}
+    (limit,), (left,) = (
+        samples["pichak_watch_budget_seconds"],
+        samples["pichak_watch_budget_left_seconds"],
+    )
+    assert limit.value == 600
+    assert 0 < left.value < 600
+    (reachable,) = samples["pichak_node_reachable"]
+    assert reachable.value == 1
 
 
 @pytest.mark.ray

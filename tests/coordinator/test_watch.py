@@ -27,6 +27,7 @@ from pichak_coordinator.schedule import HOUR, Policy
 from pichak_coordinator.watch import Tally, Watch
 from pichak_coordinator.watch_probe import LIGHT, Requests
 from pichak_coordinator.watch_store import WatchStore
+from pichak_coordinator.watch_view import GONE_SECONDS, WatchView
 from pichak_core.measurement import Fingerprint, Measurement, Reason, Unmeasured
 
 COPY, MATMUL, DISK = "host.memory_copy_mb_s", "cpu.matmul_fp32_gflop_s", "disk.read_mb_s"
@@ -244,6 +245,7 @@ def watched(
     once: bool = False,
     policy: Policy | None = None,
     during: Mapping[float, Any] | None = None,
+    show: Callable[[WatchView], None] | None = None,
 ) -> tuple[Tally, list[dict[str, Any]]]:
     """Watch for some hours of the fake clock; at each time of `during` its function is called."""
     told: list[dict[str, Any]] = []
@@ -259,7 +261,8 @@ def watched(
     with WatchStore.open(path, clock=fleet.clock) as store, store.held():
         watch = Watch(
             policy, REQUESTS, fleet, fleet, store,  # type: ignore[arg-type]
-            say=lambda text: None, tell=told.append, notify=True, clock=fleet.clock,  # type: ignore[arg-type]
+            say=lambda text: None, tell=told.append, notify=True, show=show,
+            clock=fleet.clock,  # type: ignore[arg-type]
         )  # fmt: skip
         tally = watch.run(once=once, until=until if not once else lambda: False)
     return tally, told
@@ -519,3 +522,62 @@ def test_one_round_is_one_round_also_where_it_takes_longer_than_the_interval(
     )
     watched(fleet, tmp_path / "fleet.db", once=True, policy=policy)
     assert sorted(name for _, name, _ in fleet.jobs) == sorted(fleet.hosts)
+
+
+def test_what_a_watch_shows_of_itself(clock: Clock, tmp_path: Path) -> None:
+    slow = Host()
+    slow.speed[COPY] *= 0.5
+    fleet = Fleet(cpus(7, slow=slow, g=Host(gpus=1)), clock)
+    views: list[WatchView] = []
+
+    def lose() -> None:
+        fleet.hosts["g"].lost_gpu = True
+        fleet.hosts["h0"].alive = False
+
+    budget = 3000.0
+    policy = Policy(
+        every_seconds={"light": 600.0, "full": HOUR},
+        longest_seconds=REQUESTS.longest_seconds(),
+        budget_seconds=budget,
+    )
+    path = tmp_path / "fleet.db"
+    tally, _ = watched(fleet, path, hours=2, policy=policy, during={1.0: lose}, show=views.append)
+    last = views[-1]
+    by_host = {row.node.host: row for row in last.rows.values()}
+    assert set(by_host) == {f"h{i}" for i in range(1, 7)} | {"slow", "g"}
+    assert by_host["slow"].fingerprint.number(COPY) == pytest.approx(5e3, rel=0.02)
+    # What can no longer be read is shown as not measured, and not with its last good value.
+    lost = by_host["g"].fingerprint["gpu.h2d_pinned_mb_s"]
+    assert isinstance(lost, Unmeasured)
+    # What only full probes read stays.
+    with WatchStore.open(path) as store:
+        full = {row.node.host for run in store.runs() if run.settings == {"depth": "full"}
+                for row in store.rows_of(run.run)}  # fmt: skip
+        jobs = store._all("SELECT state, count(*) FROM jobs GROUP BY state")
+    assert {host for host, row in by_host.items() if DISK in row.fingerprint} == full - {"h0"}
+    found = {(key[0], f.code, f.state) for key, some in last.findings.items() for f in some}
+    names = {node.host: node.node for node in last.nodes}
+    assert (names["g"], "gpu_lost", "confirmed") in found
+    assert (names["slow"], "slower_than_peers", "confirmed") in found
+    assert {node.host for node in last.nodes if not node.reachable} == {"h0"}
+    assert sum(n for (_, end), n in last.probes.items() if end == "measured") == tally.measured
+    assert sum(last.probes.values()) == tally.probes
+    assert dict(jobs) == {"done": sum(last.jobs.values())}
+    assert last.charged_seconds == pytest.approx(
+        sum(fleet.job_seconds for at, _, _ in fleet.jobs if at > last.turned_unix - HOUR)
+    )
+    assert last.budget_seconds == budget
+    assert {node for node, _ in last.measured_unix} >= set(last.entries)
+    # The next watch shows the same before it has probed anything.
+    jobs_before = len(fleet.jobs)
+    watched(fleet, path, hours=0.01, policy=policy, show=views.append)
+    first = views[-1]
+    assert first.began_unix > last.began_unix
+    assert len(fleet.jobs) == jobs_before
+    assert first.findings == last.findings
+    assert first.rows.keys() == last.rows.keys()
+    seen = {key: at for key, at in last.measured_unix.items() if key[0] != names["h0"]}
+    assert dict(first.measured_unix) == pytest.approx(seen, abs=60.0)
+    # A node that was given back is not shown for ever.
+    seen_gone = [v for v in views if any(not n.reachable for n in v.nodes)]
+    assert seen_gone[-1].turned_unix - seen_gone[0].turned_unix < GONE_SECONDS

@@ -33,6 +33,7 @@ from pichak_coordinator.cli.options import (
 from pichak_coordinator.cli.progress import Progress
 
 if TYPE_CHECKING:
+    from pichak_coordinator.metrics_server import MetricsServer
     from pichak_coordinator.schedule import Policy
     from pichak_coordinator.watch import Tally
     from pichak_coordinator.watch_probe import Requests
@@ -77,6 +78,7 @@ def seconds_of(text: str) -> float:
         "RAY_ADDRESS=10.0.0.1:6379 pichak fleet watch --every light=10m --every full=24h",
         "pichak fleet watch --cron 'full=0 3 * * *' --quiet-hours 22-02 --budget 600s/h",
         "pichak fleet watch --once --strict       # from a timer: exits with 1 on a sure fault",
+        "pichak fleet watch --metrics-port 9743  # http://127.0.0.1:9743/metrics for Prometheus",
         "pichak fleet watch --webhook https://hooks.example.com/t/1 --webhook-secret-file key",
     )
 )
@@ -133,6 +135,12 @@ def seconds_of(text: str) -> float:
     type=click.Path(dir_okay=False, path_type=Path),
     help="A file with the secret that signs them.",
 )
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535),
+    help="Serve Prometheus metrics there, and /healthz; 0 takes a free port.",
+)  # fmt: skip
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+              help="Where --metrics-port listens.")  # fmt: skip
 @click.option("--strict", is_flag=True, help="With --once: exit with 1 when a fault is sure.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout, only.")
 @store_option
@@ -150,6 +158,8 @@ def watch(
     for_seconds: float | None,
     webhook: str | None,
     webhook_secret_file: Path | None,
+    metrics_port: int | None,
+    metrics_host: str,
     strict: bool,
     as_json: bool,
     store_path: Path | None,
@@ -166,14 +176,20 @@ def watch(
     policy = _policy(every, crons, quiet_hours, budget, parallel, requests, asked["seed"])
     target = _webhook(webhook, webhook_secret_file)
     with ExitStack() as stack:
+        metrics = _metrics(metrics_port, metrics_host)
+        if metrics is not None:
+            stack.enter_context(metrics)
         store = stack.enter_context(_open_store(store_path))
         progress = stack.enter_context(Progress())
         if not requests.ramp and "full" in policy.depths:
             progress.say("full probes do not train: give --data FILE or --seq-len TOKENS for that")
+        if metrics is not None:
+            progress.say(f"metrics: {metrics.url}")
         tally = _watch(
             *(policy, requests, store, progress, target, once, for_seconds, address, insecure),
             asked["device"],
             as_json,
+            metrics,
         )
         left = store.pending_deliveries() if target else 0
         progress.say(_told(tally) + (f"; {left} events still wait for the webhook" if left else ""))
@@ -303,6 +319,17 @@ def _webhook(url: str | None, secret_file: Path | None) -> Webhook | None:
         raise UserError(str(error)) from error
 
 
+def _metrics(port: int | None, host: str) -> MetricsServer | None:
+    from pichak_coordinator.metrics_server import MetricsError, MetricsServer
+
+    if port is None:
+        return None
+    try:
+        return MetricsServer(port, host)
+    except MetricsError as error:
+        raise UserError(str(error)) from error
+
+
 @contextmanager
 def _open_store(path: Path | None) -> Iterator[WatchStore]:
     from pichak_coordinator.database import StoreError, translated
@@ -327,6 +354,7 @@ def _watch(
     insecure: bool,
     device: str,
     as_json: bool,
+    metrics: MetricsServer | None,
 ) -> Tally:
     """Join the cluster, watch it, leave."""
     from pichak_coordinator.cluster import Cluster, ClusterError
@@ -362,6 +390,7 @@ def _watch(
                 tell=tell,
                 notify=webhook is not None,
                 device=device,
+                show=metrics.show if metrics is not None else None,
             ).run(once=once, until=lambda: time.monotonic() >= end)
 
 

@@ -1,0 +1,251 @@
+"""What a watch knows, as families of Prometheus metrics. Pure: a view in, families out.
+
+What was not measured has no sample: it is named in ``pichak_unmeasured`` with its reason. Readings
+are those of the registry, ``pichak_measured_`` before their names, in which the unit stands; a
+number that a node sends under another name is not shown. Text of nodes is cut and made printable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pichak_coordinator.jobs import FINAL
+from pichak_coordinator.records import NodeRecord, Row
+from pichak_coordinator.schedule import DEPTHS
+from pichak_coordinator.speed import plan_number
+from pichak_coordinator.text import printable, shortened
+from pichak_coordinator.watch_view import WatchView
+from pichak_core.measure import probes
+from pichak_core.measurement import Measurement, Unmeasured
+
+#: Longest value of a label, in characters.
+MOST_LABEL = 120
+#: Numbers of a node's plan that are shown: what its training gives, with the unit in the name.
+PLAN = {
+    "micro_batch": ("micro_batch_rows", "rows of one micro-batch, from the ramp"),
+    "seconds_per_step": ("seconds_per_step", "seconds of one training step at that micro-batch"),
+    "tokens_per_second": ("tokens_per_second", "tokens a second through the model"),
+    "scored_tokens_per_second": (
+        "scored_tokens_per_second",
+        "tokens a second that the loss scores",
+    ),
+}
+_ENDS = ("measured", "busy", "failed")
+_DEVICE = ("node", "host", "device", "simulated")
+_NODE = ("node", "host")
+
+Labels = tuple[str, ...]
+
+
+@dataclass
+class Family:
+    """One metric: its samples by the values of `labels`, each set of them once."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    labels: Labels = ()
+    samples: dict[Labels, float] = field(default_factory=dict)
+
+    def add(self, value: float, *values: object) -> None:
+        """A sample; one with the same labels is replaced."""
+        self.samples[tuple(label(each) for each in values)] = float(value)
+
+
+def label(value: object) -> str:
+    """A label's value from whatever a node called itself."""
+    return shortened(printable(str(value)), MOST_LABEL)
+
+
+def metric_name(metric: str) -> str:
+    """``gpu.h2d_pinned_mb_s`` as Prometheus may call it."""
+    return "pichak_measured_" + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
+
+
+def families(view: WatchView) -> Iterator[Family]:
+    """Every family that there is, also those without a sample now."""
+    yield from _measured(view)
+    yield from _nodes(view)
+    yield from _schedule(view)
+    yield from _loop(view)
+
+
+def exported_names() -> set[str]:
+    """Every name of a sample that can be scraped."""
+    return {
+        f"{each.name}_total" if each.kind == "counter" else each.name
+        for each in families(WatchView(0.0, 0.0))
+    }
+
+
+def _device(node: NodeRecord) -> tuple[str, ...]:
+    return node.node, node.alias or node.host, node.device, "yes" if node.simulated else ""
+
+
+def _measured(view: WatchView) -> Iterator[Family]:
+    rows = list(view.rows.values())
+    unmeasured = Family(
+        *("pichak_unmeasured", "gauge", "1 for what the last probe that tried it did not measure"),
+        (*_DEVICE, "metric", "reason"),
+    )
+    suspect = Family(
+        *("pichak_suspect", "gauge", "1 for a reading that cannot be true, and is not shown"),
+        (*_DEVICE, "metric"),
+    )
+    for metric in (metric for probe in probes().values() for metric in probe.metrics):
+        unit = f" ({metric.unit})" if metric.unit else ""
+        family = Family(metric_name(metric.name), "gauge", f"{metric.meaning}{unit}", _DEVICE)
+        for row in rows:
+            reading = row.fingerprint.get(metric.name)
+            if isinstance(reading, Unmeasured):
+                unmeasured.add(1, *_device(row.node), metric.name, reading.reason.value)
+            elif isinstance(reading, Measurement) and reading.suspect:
+                suspect.add(1, *_device(row.node), metric.name)
+            elif isinstance(reading, Measurement) and not isinstance(reading.value, str):
+                family.add(reading.value, *_device(row.node))
+        yield family
+    yield from _plans(rows)
+    yield unmeasured
+    yield suspect
+    info = Family(
+        *("pichak_device_info", "gauge", "1 for each device that was probed"),
+        (*_DEVICE, "model", "gpu_uuid"),
+    )
+    for row in {row.key: row for row in rows}.values():
+        info.add(1, *_device(row.node), row.node.device_name or row.node.model, row.node.gpu_uuid)
+    yield info
+
+
+def _plans(rows: Iterable[Row]) -> Iterator[Family]:
+    for name, (shown, meaning) in PLAN.items():
+        family = Family(metric_name(f"plan.{shown}"), "gauge", meaning, _DEVICE)
+        for row in rows:
+            number = plan_number(row.plan, name)
+            if number is not None:
+                family.add(number, *_device(row.node))
+        yield family
+
+
+def _nodes(view: WatchView) -> Iterator[Family]:
+    reachable = Family(
+        *(
+            "pichak_node_reachable",
+            "gauge",
+            "1 where the node's agent answers; left nodes for 24 h",
+        ),
+        (*_NODE, "address"),
+    )
+    for each in view.nodes:
+        reachable.add(each.reachable, each.node, each.host, each.address)
+    yield reachable
+    hosts = _hosts(view)
+    findings = Family(
+        *("pichak_fleet_finding", "gauge", "1 for each open finding (docs/FINDINGS.md)"),
+        (*_NODE, "device", "simulated", "code", "severity", "state", "metric"),
+    )
+    counts = Family(
+        *("pichak_fleet_findings", "gauge", "open findings by code, severity and state"),
+        ("code", "severity", "state"),
+    )
+    for (node, key), some in view.findings.items():
+        row = view.rows.get((node, key))
+        place = _device(row.node) if row else (node, hosts.get(node, ""), "", "")
+        for found in some:
+            findings.add(1, *place, found.code, found.severity, found.state, found.metric)
+    for values in findings.samples:
+        which = values[4:7]
+        counts.samples[which] = counts.samples.get(which, 0.0) + 1
+    yield findings
+    yield counts
+
+
+def _schedule(view: WatchView) -> Iterator[Family]:
+    hosts, labels = _hosts(view), (*_NODE, "depth")
+    measured = Family(
+        *("pichak_last_probe_timestamp_seconds", "gauge", "when a probe last gave a reading"),
+        labels,
+    )
+    begun = Family(
+        *("pichak_last_probe_begun_timestamp_seconds", "gauge", "when a probe was last begun"),
+        labels,
+    )
+    due = Family(
+        *("pichak_next_probe_due_timestamp_seconds", "gauge", "when the next probe is due"),
+        labels,
+    )
+    failing = Family(
+        *("pichak_node_failing", "gauge", "1 where its last probe gave nothing at all"),
+        _NODE,
+    )
+    for (node, depth), at in view.measured_unix.items():
+        if node in view.entries:
+            measured.add(at, node, hosts.get(node, ""), depth)
+    for node, entry in view.entries.items():
+        host = hosts.get(node, "")
+        failing.add(entry.failing, node, host)
+        for depth, at in entry.since.items():
+            begun.add(at, node, host, depth)
+        for depth, at in entry.due.items():
+            # A second look is due at once.
+            due.add(view.turned_unix if entry.again == depth else at, node, host, depth)
+    yield from (measured, begun, due, failing)
+
+
+def _loop(view: WatchView) -> Iterator[Family]:
+    for name, kind, text, value in (
+        (
+            "pichak_watch_loop_timestamp_seconds",
+            "gauge",
+            "when its loop last turned",
+            view.turned_unix,
+        ),
+        ("pichak_watch_start_timestamp_seconds", "gauge", "when it began", view.began_unix),
+        ("pichak_watch_probes_running", "gauge", "probes under way", view.running),
+        (
+            "pichak_watch_probes_waiting_for_budget",
+            *("gauge", "probes that are due and wait for the budget", view.waiting_for_budget),
+        ),
+        (
+            "pichak_watch_probe_seconds",
+            *("counter", "probe-seconds spent since the watch began", view.probe_seconds),
+        ),
+        (
+            "pichak_watch_charged_seconds",
+            *("gauge", "probe-seconds that the last hour holds", view.charged_seconds),
+        ),
+    ):
+        yield Family(
+            name, "counter" if kind == "counter" else "gauge", text, (), {(): float(value)}
+        )
+    limit = Family("pichak_watch_budget_seconds", "gauge", "probe-seconds that an hour may hold")
+    left = Family("pichak_watch_budget_left_seconds", "gauge", "what is left of them now")
+    if view.budget_seconds is not None:
+        limit.add(view.budget_seconds)
+        left.add(max(0.0, view.budget_seconds - view.charged_seconds))
+    yield from (limit, left)
+    yield _counted(
+        "pichak_watch_probes",
+        "probes that ended since the watch began",
+        ("depth", "end"),
+        {**{(depth, end): 0 for depth in DEPTHS for end in _ENDS}, **view.probes},
+    )
+    yield _counted(
+        "pichak_watch_jobs",
+        "jobs that ended since the watch began, by final state",
+        ("kind", "state"),
+        {**{("fingerprint", state): 0 for state in sorted(FINAL)}, **view.jobs},
+    )
+
+
+def _counted(name: str, text: str, labels: Labels, counts: Mapping[tuple[str, str], int]) -> Family:
+    family = Family(name, "counter", text, labels)
+    for values, count in counts.items():
+        family.add(count, *values)
+    return family
+
+
+def _hosts(view: WatchView) -> dict[str, str]:
+    return {node.node: node.host for node in view.nodes}
