@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from pichak_coordinator.jobs import FINAL
-from pichak_coordinator.records import NodeRecord, Row
+from pichak_coordinator.records import SEVERITIES, FindingState, NodeRecord, Row
 from pichak_coordinator.schedule import DEPTHS
 from pichak_coordinator.speed import plan_number
 from pichak_coordinator.text import printable, shortened
@@ -146,9 +146,11 @@ def _nodes(view: WatchView) -> Iterator[Family]:
         *("pichak_fleet_finding", "gauge", "1 for each open finding (docs/FINDINGS.md)"),
         (*_NODE, "device", "simulated", "code", "severity", "state", "metric"),
     )
+    # Zero where nothing is open, so that a watch that does not run looks different.
     counts = Family(
-        *("pichak_fleet_findings", "gauge", "open findings by code, severity and state"),
-        ("code", "severity", "state"),
+        *("pichak_fleet_findings", "gauge", "how many findings are open"),
+        ("severity", "state"),
+        {(severity, state): 0.0 for severity in SEVERITIES for state in get_args(FindingState)},
     )
     for (node, key), some in view.findings.items():
         row = view.rows.get((node, key))
@@ -156,8 +158,7 @@ def _nodes(view: WatchView) -> Iterator[Family]:
         for found in some:
             findings.add(1, *place, found.code, found.severity, found.state, found.metric)
     for values in findings.samples:
-        which = values[4:7]
-        counts.samples[which] = counts.samples.get(which, 0.0) + 1
+        counts.samples[values[5:7]] += 1
     yield findings
     yield counts
 

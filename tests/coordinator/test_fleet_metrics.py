@@ -133,8 +133,11 @@ def test_findings_schedule_budget_and_ends() -> None:
             ("gpu_lost", "fail", "confirmed"), ("slower_than_peers", "warn", "suspected")
         ]
     }  # fmt: skip
-    assert {s.labels["code"]: s.value for s in found["pichak_fleet_findings"]} == {
-        "gpu_lost": 2, "slower_than_peers": 2,
+    counts = {(s.labels["severity"], s.labels["state"]): s.value
+              for s in found["pichak_fleet_findings"]}  # fmt: skip
+    assert counts == {
+        ("fail", "confirmed"): 2, ("warn", "suspected"): 2, ("fail", "suspected"): 0,
+        ("warn", "confirmed"): 0, ("info", "suspected"): 0, ("info", "confirmed"): 0,
     }  # fmt: skip
     due = {(s.labels["node"], s.labels["depth"]): s.value - NOW
            for s in found["pichak_next_probe_due_timestamp_seconds"]}  # fmt: skip
