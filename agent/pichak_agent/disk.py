@@ -11,7 +11,8 @@ class Disk:
 
     def create(self, path: Path) -> int:
         """A descriptor of a new, empty file."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        binary = getattr(os, "O_BINARY", 0)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | binary, 0o600)
 
     def write(self, fd: int, data: memoryview) -> int:
         """Bytes of `data` that were written."""
@@ -27,7 +28,11 @@ class Disk:
 
     def sync_folder(self, folder: Path) -> None:
         """Until the names in `folder` are on the disk."""
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        directory = getattr(os, "O_DIRECTORY", None)
+        if directory is None:
+            # Windows opens no folders; NTFS keeps a journal of its names.
+            return
+        fd = os.open(folder, os.O_RDONLY | directory)
         try:
             os.fsync(fd)
         finally:

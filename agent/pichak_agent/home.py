@@ -35,7 +35,9 @@ def default_root() -> Path:
 
 def temporary_root() -> Path:
     """Where things are kept while `default_root` cannot be written."""
-    return Path(tempfile.gettempdir()) / f"pichak-{os.getuid()}"
+    # Windows has a temporary folder for each user, and no numbers for them.
+    user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
+    return Path(tempfile.gettempdir()) / f"pichak{user}"
 
 
 class Home:

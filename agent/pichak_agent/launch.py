@@ -52,6 +52,11 @@ def launched(
     """Start `argv` (without one the job's own program) with the job's bytes as its input; `OSError`
     when that is not possible. `mark` is in the variables of all of its processes.
     """
+    if not hasattr(os, "fork"):
+        raise OSError(
+            "a job runs under a process that keeps hold of its tree, which needs fork(); on "
+            "Windows run the agent inside WSL2"
+        )
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="job-", dir=workdir))
         stack.callback(_remove, folder)

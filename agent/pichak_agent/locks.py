@@ -3,18 +3,19 @@ dies."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pichak_core.devices.file_locks import try_lock, unlock
+
 _POLL_SECONDS = 0.1
 
 
 class FileLock:
-    """``flock`` on a file. Two objects exclude each other inside one process too.
+    """A lock on a file (`file_locks`). Two objects exclude each other inside one process too.
 
     A held lock's file says in words who holds it. A folder that holds lock files may be removed by
     a holder: whoever then locks the vanished file notices and makes a new one.
@@ -35,11 +36,10 @@ class FileLock:
             except FileNotFoundError:
                 continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not try_lock(fd):
+                    os.close(fd)
+                    return False
                 mine = os.path.samestat(os.fstat(fd), self.path.stat())
-            except BlockingIOError:
-                os.close(fd)
-                return False
             except FileNotFoundError:
                 mine = False
             except OSError:
@@ -68,8 +68,7 @@ class FileLock:
         """Give it back; nothing when it is not held."""
         if self._fd is None:
             return
-        # A process that is just being forked may hold a copy of the descriptor.
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        unlock(self._fd)
         os.close(self._fd)
         self._fd = None
 
@@ -77,7 +76,8 @@ class FileLock:
         assert self._fd is not None  # noqa: S101
         try:
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, note.encode("utf-8", "replace"), 0)
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            os.write(self._fd, note.encode("utf-8", "replace"))
         except OSError:
             # A full disk takes the words, not the lock.
             return

@@ -66,8 +66,10 @@ class RayStart:
         if self.token_file is not None:
             made.pop("RAY_AUTH_TOKEN", None)
             made |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)}
-        # An address of the environment would speak for another cluster.
-        made.pop("RAY_ADDRESS", None)
+        # An address of the environment would speak for another cluster; the service manager is the
+        # service's own business.
+        for name in ("RAY_ADDRESS", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+            made.pop(name, None)
         made |= {
             "PYTHONUNBUFFERED": "1",
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),

@@ -24,6 +24,11 @@ PROC = Path("/proc")
 SYS = Path("/sys")
 _HAS_PROC = (PROC / "self" / "stat").is_file()
 
+#: Where there are no such signals, SIGTERM ends a process without asking it.
+_STOP_AND_KILL = [
+    getattr(signal, name) for name in ("SIGSTOP", "SIGKILL") if hasattr(signal, name)
+] or [signal.SIGTERM]
+
 Answer = TypeVar("Answer")
 
 _PR_SET_PDEATHSIG = 1
@@ -210,7 +215,7 @@ def kill_all(
         if not everyone or waited > patience_seconds:
             return everyone
         victims = [pid for pid in everyone if waited > 0.5 or not _is_cleaner(pid)]
-        for number in (signal.SIGSTOP, signal.SIGKILL):
+        for number in _STOP_AND_KILL:
             for pid in victims:
                 send_signal(pid, number)
         time.sleep(0.005)
@@ -226,6 +231,8 @@ def send_signal(pid: int, number: int) -> bool:
 
 
 def _prctl(option: int, argument: int) -> bool:
+    if not _HAS_PROC:
+        return False
     call = getattr(ctypes.CDLL(None), "prctl", None)
     return bool(call and call(option, argument, 0, 0, 0) == 0)
 

@@ -71,6 +71,7 @@ class Place:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
             "PYTHONUNBUFFERED": "1",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
         }
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "NOTIFY_SOCKET", "WATCHDOG_USEC"):
             made.pop(name, None)
