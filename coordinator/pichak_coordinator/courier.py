@@ -7,6 +7,7 @@ the store before anybody else hears of it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from pichak_coordinator.target import Target
 #: A node that was lost during a probe is tried once more: a busy node is not a bad one (field case
 #: 89). A child that was killed would only be killed again.
 RETRY = jobs.RetryPolicy(max_attempts=2, base_seconds=2.0, retried=frozenset({"lost"}))
+#: Jobs that are on nodes at one time. Each costs the coordinator a call, its progress and a reply.
+MOST_IN_FLIGHT = 256
 _POLL_SECONDS = 0.25
 _RECONNECT_SECONDS = 30.0
 
@@ -52,10 +55,12 @@ class Courier:
     on_finished: Callable[[Work], None]
     clock: Callable[[], float] = time.monotonic
     policy: jobs.RetryPolicy = RETRY
+    most_in_flight: int = MOST_IN_FLIGHT
     interrupted: bool = False
     #: Seconds in which at least one job was in flight.
     busy_seconds: float = 0.0
     work: dict[str, Work] = field(default_factory=dict)
+    _queue: deque[Work] = field(default_factory=deque)
     _pool: ThreadPoolExecutor | None = None
     _reconnecting: dict[Future[str], tuple[Work, int]] = field(default_factory=dict)
 
@@ -75,10 +80,12 @@ class Courier:
         return all(work.state.final for work in self.work.values())
 
     def add(self, target: Target, job: Job) -> None:
-        """Record the job and send it."""
+        """Send the job as soon as there is room, in the order of these calls."""
         work = Work(target, job, jobs.JobState(job.job_id, policy=self.policy))
         self.work[job.job_id] = work
-        self._advance(work, jobs.Ready())
+        self.store.record_job(self.run_id, job, node=target.identity, device=target.device)
+        self._queue.append(work)
+        self._fill()
 
     def record_unsent(self, target: Target, job: Job, state: str, error: str) -> None:
         """A job that was wanted and never sent: the row says why it has no result."""
@@ -95,6 +102,7 @@ class Courier:
         else:
             time.sleep(_POLL_SECONDS)
         self._on_timers()
+        self._fill()
 
     def cancel_all(self) -> None:
         """End every job, keeping the partial results that still come."""
@@ -103,6 +111,15 @@ class Courier:
             self._on_ended(ended)
         for work in self.work.values():
             self._advance(work, jobs.Cancel("interrupted"))
+
+    def _fill(self) -> None:
+        while self._queue and self._away < self.most_in_flight:
+            self._advance(self._queue.popleft(), jobs.Ready())
+
+    @property
+    def _away(self) -> int:
+        """How many jobs are on a node, or on their way back to one."""
+        return self.dispatcher.in_flight + len(self._reconnecting)
 
     def _advance(self, work: Work, event: jobs.Event) -> None:
         work.state, instructions = jobs.advance(work.state, event)
@@ -126,8 +143,9 @@ class Courier:
 
     def _send(self, work: Work, attempt: int) -> None:
         target = work.target
-        work.job = replace(work.job, attempt=attempt)
-        self.store.record_job(self.run_id, work.job, node=target.identity, device=target.device)
+        if attempt > 1:
+            work.job = replace(work.job, attempt=attempt)
+            self.store.record_job(self.run_id, work.job, node=target.identity, device=target.device)
         if attempt > 1 and self._pool is not None:
             future = self._pool.submit(self._reconnect, target.node)
             self._reconnecting[future] = (work, attempt)

@@ -19,6 +19,7 @@ from pichak_coordinator import jobs
 from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.courier import Courier, Work
 from pichak_coordinator.dispatch import AgentFailedError, Dispatcher
+from pichak_coordinator.guesses import RampGuesses
 from pichak_coordinator.request import ProfileRequest, python_workload
 from pichak_coordinator.store import Store
 from pichak_coordinator.target import Target, targets_of
@@ -49,6 +50,7 @@ class Profiler:
     clock: Callable[[], float] = time.monotonic
     targets: list[Target] = field(default_factory=list)
     task: Plan | None = None
+    _guesses: RampGuesses = field(default_factory=RampGuesses)
     _task_error: str = ""
     _task_settled: bool = False
     _task_tried: list[Target] = field(default_factory=list)
@@ -89,6 +91,7 @@ class Profiler:
         for target in self.targets:
             target.since = self.clock()
         self._take_leftovers()
+        self._learn_from_the_run_before()
         self._lease()
         for target in self.targets:
             if target.findings:
@@ -137,6 +140,12 @@ class Profiler:
         if taken:
             self.watcher.say(f"{_count(taken, 'result')} of an earlier run collected")
 
+    def _learn_from_the_run_before(self) -> None:
+        before = self.store.previous_run(self.run_id)
+        if before is not None:
+            rows = self.store.rows_of(before.run)
+            self._guesses.learn_run(rows, before.settings, self.request.settings())
+
     def _lease(self) -> None:
         wanted = [t for t in self.targets if t.wants_gpu and not t.ended]
         leases = self.cluster.lease_gpus([t.node.node_id for t in wanted])
@@ -183,18 +192,32 @@ class Profiler:
     def _maybe_ramp(self, target: Target) -> None:
         if target.ended or not target.fingerprinted or not self._task_settled:
             return
+        if self._job_id(target, "ramp") in self.courier.work:
+            return
         if self.task is None and self._task_error:
             target.end(self._task_error)
+            return
+        if self._sister_ramps(target):
             return
         try:
             files = self._files(target)
         except (AgentFailedError, ValueError) as error:
             target.end(str(error))
             return
+        guess = self._guesses.of(target.model)
         job = self.request.ramp_job(
-            self._job_id(target, "ramp"), 1, target.child_device, files, self.task
+            self._job_id(target, "ramp"), 1, target.child_device, files, self.task, guess
         )
         self.courier.add(target, job)
+
+    def _sister_ramps(self, target: Target) -> bool:
+        """Another device of the same machine is at its ramp: this one would wait for it anyway, and
+        begins with what that one finds."""
+        ramps = (self.courier.work.get(self._job_id(t, "ramp")) for t in self._sisters(target))
+        return any(work is not None and not work.state.final for work in ramps)
+
+    def _sisters(self, target: Target) -> list[Target]:
+        return [t for t in self.targets if t is not target and t.node is target.node]
 
     def _files(self, target: Target) -> dict[str, Any]:
         """References to the files that the node may not have; they are sent if it does not."""
@@ -229,6 +252,11 @@ class Profiler:
             self._maybe_ramp(target)
         elif kind == "ramp":
             target.end("" if work.done else f"ramp: {work.state.error}")
+            if work.outcome is not None:
+                ramp = work.outcome.result.get("ramp")
+                self._guesses.learn(target.model, ramp, target.label)
+            for sister in self._sisters(target):
+                self._maybe_ramp(sister)
         else:
             self._on_task(target, work)
         if target.ended and target.error and self.task is not None:

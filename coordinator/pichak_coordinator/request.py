@@ -103,14 +103,17 @@ class ProfileRequest:
         device: str,
         files: Mapping[str, Any],
         task: Plan | None,
+        first_guess: Mapping[str, Any] | None = None,
     ) -> Job:
-        """The job that ramps the micro-batch on `device`, given the task's numbers."""
+        """The job that ramps the micro-batch on `device`, given the task's numbers, and what the
+        ramp of an identical device foretells."""
         params = self._workload_params(device, files) | {
             "headroom": self.headroom,
             "limit": self.limit,
             "memory_cap_bytes": self.memory_cap_bytes,
             "step_seconds": _STEP_SECONDS[self.depth],
             "task": task.to_dict() if task else None,
+            "first_guess": dict(first_guess) if first_guess else None,
         }
         return self._job(job_id, attempt, "ramp", params)
 

@@ -40,6 +40,20 @@ class Target:
         return f"{name} {self.device}" if self.wants_gpu else name
 
     @property
+    def model(self) -> str:
+        """The model of its device, as `Row.node.model` has it; "" where the GPUs of the machine are
+        not alike, since which of them Ray will lease is not known here."""
+        if not self.wants_gpu:
+            return str(self.hello.get("cpu_model") or "")
+        gpus = self.hello.get("gpus")
+        names = (
+            {str(gpu.get("name") or "") for gpu in gpus}
+            if isinstance(gpus, (list, tuple))
+            else set()
+        )
+        return names.pop() if len(names) == 1 else ""
+
+    @property
     def child_device(self) -> str:
         """The device as the child sees it: a leased GPU is the only one that it can see."""
         return "cuda:0" if self.wants_gpu else "cpu"

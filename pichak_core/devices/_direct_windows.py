@@ -75,6 +75,13 @@ class WindowsFile:
             raise failure
         self.size = int(size.value)
 
+    #: Reads are not queued for one thread here: the threads' overlapped reads are in flight.
+    queue_fd = None
+
+    def read_error(self, code: int) -> OSError:
+        """See `ReadFile.read_error`."""
+        return self._error("read", code)
+
     def read_into(self, buffer: mmap.mmap, offset: int, length: int) -> int:
         """See `ReadFile.read_into`; a mapping starts on a page, which is aligned enough."""
         event = self._kernel32.CreateEventW(None, True, False, None)

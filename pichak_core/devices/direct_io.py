@@ -45,6 +45,13 @@ class ReadFile(Protocol):
     path: str
     size: int
 
+    @property
+    def queue_fd(self) -> int | None:
+        """The descriptor for a `KernelQueue`; None where reads cannot be queued."""
+
+    def read_error(self, code: int) -> OSError:
+        """What a queued read that failed with this ``errno`` would have raised from `read_into`."""
+
     def read_into(self, buffer: mmap.mmap, offset: int, length: int) -> int:
         """Read up to `length` bytes at `offset` to the start of `buffer`; returns how many.
 
@@ -99,6 +106,17 @@ class PosixFile:
             if got == 0 or done % ALIGNMENT:
                 break
         return done
+
+    @property
+    def queue_fd(self) -> int | None:
+        queues = self._direct and self._system is os and sys.platform == "linux"
+        return self._fd if queues and self._fd >= 0 else None
+
+    def read_error(self, code: int) -> OSError:
+        error = OSError(code, os.strerror(code), self.path)
+        if self._direct and code in _REFUSALS:
+            return BypassRefusedError("read", self.path, error)
+        return error
 
     def drop_cache(self) -> None:
         if self._fd >= 0 and hasattr(os, "posix_fadvise"):

@@ -1,7 +1,8 @@
-"""Keeping a fixed number of reads in flight, and the log of when each began and ended.
+"""Keeping a fixed number of reads in flight.
 
-A depth of d is d threads, each with one aligned buffer and one read at a time; a read releases the
-interpreter lock, so the device sees all d. Each worker walks its own stretch of the data.
+Where the kernel holds reads in flight itself, one thread submits them (`_disk_queue`). Elsewhere a
+depth of d is d threads, each with one aligned buffer and one read at a time; a read releases the
+interpreter lock, so the device sees all d. Each slot or thread walks its own stretch of the data.
 """
 
 from __future__ import annotations
@@ -10,66 +11,20 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pichak_core.devices.direct_io import ReadFile, align_up, aligned_buffer
+from pichak_core.devices.kernel_queue import QueueUnavailableError
+from pichak_core.measure._disk_blocks import (
+    Block,
+    BlockHook,
+    Read,
+    Slice,
+    check_length,
+    cut_blocks,
+)
+from pichak_core.measure._disk_queue import QueuedReads, ReadsOneByOneError
 
-#: Called with each block and a view of what was read; for checking content, not for measuring.
-BlockHook = Callable[["Block", memoryview], None]
-
-
-@dataclass(frozen=True)
-class Block:
-    """One read: index of the file, offset, and the bytes that must come (fewer at a file's end)."""
-
-    file: int
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Read:
-    """One finished read: seconds on the reader's clock, and bytes."""
-
-    start: float
-    end: float
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A stretch of time at one depth.
-
-    From `begin` (every worker has finished its first read) to `end` (the first worker stopped
-    issuing) all workers were busy; only that span is a measurement. Empty when `begin >= end`.
-    """
-
-    depth: int
-    reads: tuple[Read, ...]
-    begin: float
-    end: float
-
-    @property
-    def bytes(self) -> int:
-        """Everything that was read, also outside the span."""
-        return sum(read.bytes for read in self.reads)
-
-
-def cut_blocks(file: int, written: Sequence[tuple[int, int]], size: int, block: int) -> list[Block]:
-    """The blocks of one file that are written throughout; the last one may be short.
-
-    Offsets are multiples of `block`. `written` are ranges in bytes, disjoint and sorted.
-    """
-    blocks = []
-    for start, end in written:
-        offset = -(-start // block) * block
-        while offset < end:
-            length = min(block, size - offset)
-            if offset + length > end:
-                break
-            blocks.append(Block(file, offset, length))
-            offset += block
-    return blocks
+__all__ = ["Block", "Read", "Reader", "Slice", "cut_blocks"]
 
 
 class Reader:
@@ -92,6 +47,9 @@ class Reader:
         self.files = files
         self.blocks = blocks
         self.bytes_read = 0
+        #: Why the kernel does not hold the reads in flight although it was asked to; "" otherwise.
+        self.threads_because = ""
+        self._queues = all(file.queue_fd is not None for file in files)
         self._block_bytes = block_bytes
         self._on_block = on_block
         self._clock = clock
@@ -111,17 +69,40 @@ class Reader:
         the buffers. Raises the first error of a worker, after all of them have stopped.
         """
         buffers = [aligned_buffer(self._block_bytes, huge_pages=huge_pages) for _ in range(depth)]
+        starts = [self._cursor + index * len(self.blocks) // depth for index in range(depth)]
+        if self._queues:
+            queued = QueuedReads(
+                *(self.files, self.blocks, starts, buffers),
+                *(seconds, reads_each, self._clock, self._on_block),
+            )
+            try:
+                queued.run()
+                return self._sliced(depth, queued.logs, queued.deadline)
+            except QueueUnavailableError as error:
+                self.threads_because = f"this system queues no reads ({error.strerror})"
+            except ReadsOneByOneError:
+                self.threads_because = "this file system carries out queued reads one by one"
+            self._queues = False
         crew = _Crew(depth, seconds, reads_each, self._clock)
         logs: list[list[Read]] = [[] for _ in range(depth)]
-        starts = [self._cursor + index * len(self.blocks) // depth for index in range(depth)]
+        self._in_threads(crew, starts, buffers, logs)
+        return self._sliced(depth, logs, crew.deadline)
+
+    def _in_threads(
+        self,
+        crew: _Crew,
+        starts: Sequence[int],
+        buffers: Sequence[mmap.mmap],
+        logs: Sequence[list[Read]],
+    ) -> None:
         threads = [
             threading.Thread(
                 target=self._work,
-                args=(crew, starts[index], buffers[index], logs[index]),
+                args=(crew, start, buffer, log),
                 name=f"disk-{index}",
                 daemon=True,
             )
-            for index in range(depth)
+            for index, (start, buffer, log) in enumerate(zip(starts, buffers, logs, strict=True))
         ]
         try:
             for thread in threads:
@@ -135,12 +116,14 @@ class Reader:
                     thread.join()
         if crew.error is not None:
             raise crew.error
+
+    def _sliced(self, depth: int, logs: Sequence[Sequence[Read]], deadline: float) -> Slice:
         self._cursor = (self._cursor + max(len(log) for log in logs)) % len(self.blocks)
         done = Slice(
             depth,
             tuple(read for log in logs for read in log),
             max(log[0].end for log in logs),
-            min(*(log[-1].end for log in logs), crew.deadline),
+            min(*(log[-1].end for log in logs), deadline),
         )
         self.bytes_read += done.bytes
         return done
@@ -167,11 +150,7 @@ class Reader:
         began = self._clock()
         got = file.read_into(buffer, block.offset, align_up(block.length))
         ended = self._clock()
-        if got < block.length:
-            raise OSError(
-                f"{file.path} ended at byte {block.offset + got:,} while it was read: "
-                f"it had {file.size:,} bytes; leave it alone during the measurement"
-            )
+        check_length(file, block, got)
         if self._on_block is not None:
             with memoryview(buffer) as view:
                 self._on_block(block, view[: block.length])

@@ -55,6 +55,7 @@ class Run:
         self._traffic = DiskTraffic()
         self._bytes_read = 0
         self._huge_page_mb_s: float | None = None
+        self._threads_because = ""
         blocks = [
             cut_blocks(index, extents.written, extents.size, block)
             for index, extents in enumerate(target.extents)
@@ -86,6 +87,7 @@ class Run:
             after = read_counters(self._filesystem, **self._roots)
             self._traffic = traffic(before, after)
             self._bytes_read = reader.bytes_read
+            self._threads_because = reader.threads_because
 
     def _look_at_huge_pages(self, reader: Reader, seconds: float) -> None:
         rates = {d: r for d, r in self._log.rates().items() if d in self._log.revisited}
@@ -140,6 +142,11 @@ class Run:
     def _repetition_notes(self) -> list[str]:
         data = sum(block.length for block in self._blocks)
         notes = []
+        if self._threads_because:
+            notes.append(
+                f"{self._threads_because}, so a thread for each read kept them in flight: where "
+                "there are few cores, great depths may read a few percent less than they could"
+            )
         short = sum(block.length < self._block for block in self._blocks)
         if short > _MANY_SHORT * len(self._blocks):
             notes.append(

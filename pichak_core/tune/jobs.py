@@ -14,7 +14,9 @@ from typing import Any
 from pichak_core.measure import watched_conditions
 from pichak_core.plan import CONSTANT, Plan
 from pichak_core.tune import parts
+from pichak_core.tune.first_guess import FirstGuess
 from pichak_core.tune.parts import NO_BATCH
+from pichak_core.tune.ramp_story import rows_text
 from pichak_core.workload import Settings, Workload, WorkloadError, open_workload
 
 Say = Callable[[str], None]
@@ -74,8 +76,9 @@ def ramp_job(params: Mapping[str, Any], *, progress: Say, partial: Partial) -> d
     """This machine's plan: ``{"plan": plan, "ramp": rungs}``.
 
     `params` holds the fields of `Settings`, the task's plan in ``task`` (or None), ``limit``,
-    ``headroom``, ``memory_cap_bytes``, ``target_tokens`` and ``step_seconds``. Raises
-    `NoMicroBatchError` when not even one row fits; the partial result then holds the rest.
+    ``headroom``, ``memory_cap_bytes``, ``target_tokens``, ``step_seconds`` and ``first_guess``
+    (`FirstGuess.as_dict()` of an identical device's ramp, or None). Raises `NoMicroBatchError`
+    when not even one row fits; the partial result then holds the rest.
     """
     from pichak_core.devices.torch_backend import backend_for
     from pichak_core.tune.training_step import TrainingStep
@@ -85,6 +88,8 @@ def ramp_job(params: Mapping[str, Any], *, progress: Say, partial: Partial) -> d
     plan = Plan.from_dict(dict(task)) if task else Plan(settings.model, settings.data or "")
     settings = replace(settings, seq_len=_length(plan, settings))
     target = _whole(params.get("target_tokens"))
+    known = params.get("first_guess")
+    guess = FirstGuess.from_dict(known) if known else None
     backend = backend_for(settings.device, cap_bytes=_whole(params.get("memory_cap_bytes")))
     plan.device = f"{settings.device}, {backend.describe()}"
     result: dict[str, Any] = {"plan": plan.to_dict()}
@@ -117,8 +122,14 @@ def ramp_job(params: Mapping[str, Any], *, progress: Say, partial: Partial) -> d
                 rows=_whole(plan.as_dict().get("rows_total")),
                 on_progress=on_rung,
                 step_seconds_limit=params.get("step_seconds") or None,
+                first_guess=guess,
             )
         _note_disturbance(plan, conditions)
+        if guess is not None and found is not None and found.tried[0].batch > 1:
+            plan.note(
+                f"the ramp began near what the peaks of {guess.where or 'an identical device'} "
+                f"foretold, with {rows_text(found.tried[0].batch)}; every size in it ran here"
+            )
         if found is not None:
             rungs = {**found.as_dict(), "conditions": conditions}
             result |= {"ramp": rungs, "plan": plan.to_dict()}

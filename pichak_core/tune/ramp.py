@@ -10,6 +10,7 @@ from pichak_core.devices import Backend, Capacity
 from pichak_core.devices.caps import cap_of
 from pichak_core.devices.torch_backend import backend_for
 from pichak_core.measurement import median_and_spread
+from pichak_core.tune.first_guess import FirstGuess
 from pichak_core.tune.ramp_loop import Ramp
 from pichak_core.tune.ramp_result import LimitedBy, RampResult
 from pichak_core.tune.ramp_search import LONGEST_LEAP, EdgeSearch
@@ -31,7 +32,7 @@ def ramp_micro_batch(
     headroom: float = DEFAULT_HEADROOM,
     rows: int | None = None,
     tokens_per_row: int | None = None,
-    first_guess: int | None = None,
+    first_guess: int | FirstGuess | None = None,
     step_seconds_limit: float | None = None,
     keep: Literal["fastest", "largest"] = "fastest",
     backend: Backend | None = None,
@@ -43,7 +44,8 @@ def ramp_micro_batch(
     ``step_fn(b)`` runs one real training step of b rows at the run's longest sequence; build it
     with `TrainingStep`. Sizes from `start` are run, up to `limit` and to the `rows` of the data;
     only sizes that ran are kept. `headroom` is the share of the capacity that the peak must leave.
-    `first_guess` is a size to begin with, from an identical machine (`RampResult.guess_for`).
+    `first_guess` is a size to begin with, or what a ramp on an identical device foretells; it is
+    not used where the end of the memory would have to be felt for step by step.
     Sizes whose step is expected, from that of smaller ones, to take longer than
     `step_seconds_limit` are not run; a size that then takes longer is noted. `tokens_per_row` turns
     rows/s into tokens/s in the source. ``keep="largest"`` leaves out the timing of smaller sizes.
@@ -72,14 +74,15 @@ def ramp_micro_batch(
         capacity = backend.capacity()
         budget = int(capacity.bytes * (1 - headroom))
         runner = StepRunner(step_fn, backend, clock, capacity.bytes)
+        leap = _longest_leap(backend)
         search = EdgeSearch(
             start=min(start, ceiling),
             ceiling=ceiling,
             budget_bytes=budget,
-            first_guess=first_guess,
+            first_guess=_rows_to_begin(first_guess, budget) if leap == LONGEST_LEAP else None,
             # Half of the headroom may be spent on finding the exact edge, never all of it.
             safe_bytes=(budget + capacity.bytes) // 2 if backend.unified else None,
-            longest_leap=_longest_leap(backend),
+            longest_leap=leap,
         )
         ramp = Ramp(
             runner,
@@ -106,6 +109,10 @@ def _ceiling(limit: int, rows: int | None) -> tuple[int, LimitedBy]:
     if rows is not None and rows < limit:
         return rows, "rows"
     return limit, "limit"
+
+
+def _rows_to_begin(guess: int | FirstGuess | None, budget_bytes: int) -> int | None:
+    return guess.rows_for(budget_bytes) if isinstance(guess, FirstGuess) else guess
 
 
 def _longest_leap(backend: Backend) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from pichak_core.tune.first_guess import FirstGuess
+
 Verdict = Literal[
     "ok",
     "refused",
@@ -94,9 +96,10 @@ class RampResult:
 
     def guess_for(self, budget_bytes: int) -> int:
         """A first guess, in rows, for an identical device that may use `budget_bytes`."""
-        if self.base_bytes is None or not self.bytes_per_row:
-            return self.micro_batch_max
-        return max(1, int((budget_bytes - self.base_bytes) // self.bytes_per_row))
+        guess = FirstGuess(
+            self.micro_batch_max, self.limited_by, self.base_bytes, self.bytes_per_row
+        )
+        return guess.rows_for(budget_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types; `from_dict` is the inverse."""

@@ -22,6 +22,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pichak_coordinator.store import Store
+
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 WORKLOADS = Path(__file__).parent.parent / "data" / "workloads" / "tiny.py"
@@ -161,6 +163,27 @@ def test_four_nodes_give_four_rows_with_plans_and_a_killed_one_costs_its_own(
     assert any(word in failed[0]["error"] for word in ("died", "lost", "agent")), failed[0]
     assert all("micro_batch" in n["plan"]["values"] for n in nodes if not n["error"])
     wait_for(lambda: not job_children(tmp_path))
+
+
+def test_a_second_profile_begins_its_ramps_where_the_first_ended(
+    cluster: Any, tmp_path: Path
+) -> None:
+    arguments = ["fleet", "profile", "--memory-cap", "36MiB", "--json", "--only", "software"]
+    arguments += ["--seq-len", "64"]
+    kept = []
+    for more in ([], ["--at-once", "1"]):
+        done = pichak(*arguments, *more, home=tmp_path, address=cluster.address)
+        assert done.returncode == 0, done.stderr
+        kept.append([n["plan"] for n in profiled(done)["nodes"]])
+    edges = {p["values"]["micro_batch_max"]["value"] for plans in kept for p in plans}
+    assert len(edges) == 1
+    said = [[n for n in p["notes"] if "foretold" in n] for plans in kept for p in plans]
+    assert [len(notes) for notes in said] == [0, 0, 1, 1]
+    with Store.open(tmp_path / "fleet.db") as store:
+        second, first = store.runs(2)
+        ramps = [[row.ramp or {} for row in store.rows_of(run.run)] for run in (first, second)]
+    assert all(r["steps_run"] <= 3 for r in ramps[1])
+    assert all(r["steps_run"] > 3 for r in ramps[0])
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,25 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pichak_core.devices.direct_io import ALIGNMENT, open_direct
+from pichak_core.devices import kernel_queue
+from pichak_core.devices.direct_io import (
+    ALIGNMENT,
+    BypassRefusedError,
+    aligned_buffer,
+    open_direct,
+)
 from pichak_core.devices.disk_counters import DiskTraffic
 from pichak_core.devices.filesystems import FileSystem, filesystem_of
 from pichak_core.measure import Context, probes, run_one
@@ -252,8 +260,14 @@ def test_blocks_by_brute_force() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])
-def test_what_is_read_is_what_was_written_everywhere(tmp_path: Path, depth: int) -> None:
+@pytest.mark.parametrize("by_threads", [False, True])
+def test_what_is_read_is_what_was_written_everywhere(
+    tmp_path: Path, depth: int, by_threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three files with tails: every block comes, with its own bytes, at every depth."""
+    needs_a_disk(tmp_path)
+    if by_threads:
+        monkeypatch.setattr(kernel_queue.platform, "machine", lambda: "vax")
     block = 4 * ALIGNMENT
     sizes = [5 * block + 1000, block, 2 * block + ALIGNMENT + 1]
     contents = [written(tmp_path / str(i), size) for i, size in enumerate(sizes)]
@@ -271,14 +285,79 @@ def test_what_is_read_is_what_was_written_everywhere(tmp_path: Path, depth: int)
     piece = reader.run(depth, 0.0, reads_each=-(-len(blocks) // depth) + 1)
     assert seen == {b: zlib.crc32(contents[b.file][b.offset : b.offset + b.length]) for b in blocks}
     assert reader.bytes_read == piece.bytes == sum(read.bytes for read in piece.reads)
+    assert ("no numbers of its calls for vax" in reader.threads_because) == by_threads
     for file in files:
         file.close()
+
+
+def test_the_kernel_holds_as_many_reads_as_were_submitted(tmp_path: Path) -> None:
+    needs_a_disk(tmp_path)
+    content = written(tmp_path / "f", 8 * ALIGNMENT + 1000)
+    with closing(open_direct(str(tmp_path / "f"))) as file, kernel_queue.KernelQueue(9) as queue:
+        assert file.queue_fd is not None
+        buffers = [aligned_buffer(ALIGNMENT) for _ in range(9)]
+        for slot in range(9):
+            queue.submit(slot, file.queue_fd, buffers[slot], slot * ALIGNMENT, ALIGNMENT)
+        ended: dict[int, int] = {}
+        while len(ended) < 9:
+            ended |= dict(queue.finished())
+        assert queue.finished(wait=False) == []
+    assert ended == dict.fromkeys(range(8), ALIGNMENT) | {8: 1000}
+    for slot, got in ended.items():
+        offset = slot * ALIGNMENT
+        assert buffers[slot][:got] == content[offset : offset + got]
+
+
+def test_leaving_a_queue_waits_for_what_is_in_flight(tmp_path: Path) -> None:
+    """Afterwards nothing is written to the buffer any more: all of the read is there."""
+    needs_a_disk(tmp_path)
+    content = written(tmp_path / "f", 16 * MIB)
+    buffer = aligned_buffer(16 * MIB)
+    with closing(open_direct(str(tmp_path / "f"))) as file:
+        with kernel_queue.KernelQueue(1) as queue:
+            assert file.queue_fd is not None
+            queue.submit(0, file.queue_fd, buffer, 0, 16 * MIB)
+        left = buffer[:]
+    assert left == content
+    with pytest.raises(OSError, match="Invalid argument"):
+        queue.finished(wait=False)
+
+
+def test_a_file_system_that_reads_at_submission_gets_threads() -> None:
+    # field case 77: memory takes the flag for direct reads
+    where = Path("/dev/shm")
+    if filesystem_of(where).kind != "memory":
+        pytest.skip("/dev/shm is no memory here")
+    with tempfile.NamedTemporaryFile(dir=where) as memory:
+        memory.write(os.urandom(8 * MIB))
+        memory.flush()
+        try:
+            file = open_direct(memory.name)
+        except BypassRefusedError:
+            pytest.skip("this kernel's tmpfs refuses direct reads")
+        with closing(file):
+            blocks = cut_blocks(0, [(0, 8 * MIB)], 8 * MIB, MIB)
+            reader = Reader([file], blocks, MIB)
+            piece = reader.run(4, 0.0, reads_each=3)
+    assert "one by one" in reader.threads_because
+    assert len(piece.reads) == 12
+
+
+def test_a_queued_read_that_is_refused_names_the_phase(tmp_path: Path) -> None:
+    # field case 78
+    needs_a_disk(tmp_path)
+    written(tmp_path / "f", 8 * ALIGNMENT)
+    with closing(open_direct(str(tmp_path / "f"))) as file:
+        reader = Reader([file], [Block(0, 100, ALIGNMENT)], ALIGNMENT)
+        with pytest.raises(BypassRefusedError, match="refused at read") as refused:
+            reader.run(2, 0.1)
+    assert refused.value.errno == errno.EINVAL
 
 
 class FakeFile:
     """A file that takes 10 ms a read and counts how many are in flight."""
 
-    path, size = "fake", 1 << 40
+    path, size, queue_fd = "fake", 1 << 40, None
 
     def __init__(self, fail_at: int = 1 << 60) -> None:
         self.now = self.most = self.count = 0
@@ -299,6 +378,9 @@ class FakeFile:
         if failing:
             raise OSError(errno.EIO, "Input/output error")
         return length
+
+    def read_error(self, code: int) -> OSError:
+        return OSError(code, os.strerror(code))
 
     def drop_cache(self) -> None: ...
 

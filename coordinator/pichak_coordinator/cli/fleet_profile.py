@@ -78,6 +78,13 @@ if TYPE_CHECKING:
     help="Longest time for a job: fingerprint=, task= or ramp=; may be repeated.",
 )
 @click.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most jobs on the fleet at one time; 1 keeps nodes with a common disk apart [default: "
+    "256].",
+)
+@click.option(
     "--sort", default="", help="Column to sort the comparison by [default: fastest first]."
 )
 @prices_option
@@ -90,6 +97,7 @@ def profile(
     insecure: bool,
     network: bool | None,
     deadlines: Sequence[str],
+    at_once: int | None,
     sort: str,
     prices: Path | None,
     strict: bool,
@@ -113,7 +121,9 @@ def profile(
         store = stack.enter_context(open_store(store_path))
         run = store.begin_run("fleet profile", request.settings())
         try:
-            interrupted, timing, links = _measure(request, store, run, address, insecure, network)
+            interrupted, timing, links = _measure(
+                *(request, store, run, address, insecure, network, at_once)
+            )
         finally:
             store.finish_run(run)
         _judge(store, run)
@@ -133,9 +143,11 @@ def _measure(
     address: str | None,
     insecure: bool,
     network: bool | None,
+    at_once: int | None,
 ) -> tuple[bool, dict[str, float], NetReport | None]:
     """Join the cluster, profile it, leave; (interrupted, seconds by what they went to, links)."""
     from pichak_coordinator.cluster import Cluster, ClusterError
+    from pichak_coordinator.courier import MOST_IN_FLIGHT
     from pichak_coordinator.dispatch import Dispatcher
     from pichak_coordinator.fleet_network import network_of_profile
     from pichak_coordinator.profile import Profiler
@@ -156,6 +168,7 @@ def _measure(
                 raise NothingMeasuredError(f"{where} has no living node (`ray status` shows why)")
             dispatcher = Dispatcher(cluster)
             profiler = Profiler(request, cluster, dispatcher, store, _Watcher(progress), run)
+            profiler.courier.most_in_flight = at_once or MOST_IN_FLIGHT
             targets = profiler.run(nodes)
             links, began = None, time.monotonic()
             if not profiler.interrupted:
