@@ -168,7 +168,7 @@ def test_four_nodes_give_four_rows_with_plans_and_a_killed_one_costs_its_own(
 def test_a_second_profile_begins_its_ramps_where_the_first_ended(
     cluster: Any, tmp_path: Path
 ) -> None:
-    arguments = ["fleet", "profile", "--memory-cap", "36MiB", "--json", "--only", "software"]
+    arguments = ["fleet", "profile", "--memory-cap", "28MiB", "--json", "--only", "software"]
     arguments += ["--seq-len", "64"]
     kept = []
     for more in ([], ["--at-once", "1"]):
