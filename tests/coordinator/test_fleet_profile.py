@@ -165,11 +165,12 @@ def test_four_nodes_give_four_rows_with_plans_and_a_killed_one_costs_its_own(
     wait_for(lambda: not job_children(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_second_profile_begins_its_ramps_where_the_first_ended(
     cluster: Any, tmp_path: Path
 ) -> None:
-    arguments = ["fleet", "profile", "--memory-cap", "28MiB", "--json", "--only", "software"]
-    arguments += ["--seq-len", "64"]
+    arguments = ["fleet", "profile", "--model", f"{WORKLOADS}:wide", "--memory-cap", "100MiB"]
+    arguments += ["--json", "--only", "software"]
     kept = []
     for more in ([], ["--at-once", "1"]):
         done = pichak(*arguments, *more, home=tmp_path, address=cluster.address)
@@ -177,13 +178,14 @@ def test_a_second_profile_begins_its_ramps_where_the_first_ended(
         kept.append([n["plan"] for n in profiled(done)["nodes"]])
     edges = {p["values"]["micro_batch_max"]["value"] for plans in kept for p in plans}
     assert len(edges) == 1
-    said = [[n for n in p["notes"] if "foretold" in n] for plans in kept for p in plans]
-    assert [len(notes) for notes in said] == [0, 0, 1, 1]
+    said = [[sum("foretold" in n for n in p["notes"]) for p in plans] for plans in kept]
+    assert sum(said[0]) <= 1  # whichever ramps second may know of the first already
+    assert said[1] == [1, 1]
     with Store.open(tmp_path / "fleet.db") as store:
         second, first = store.runs(2)
         ramps = [[row.ramp or {} for row in store.rows_of(run.run)] for run in (first, second)]
     assert all(r["steps_run"] <= 3 for r in ramps[1])
-    assert all(r["steps_run"] > 3 for r in ramps[0])
+    assert max(r["steps_run"] for r in ramps[0]) > 3
 
 
 @pytest.mark.parametrize(

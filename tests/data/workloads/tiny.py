@@ -60,3 +60,13 @@ class Greedy(Tiny):
 
 def greedy(settings):
     return Greedy(settings.seed)
+
+
+class Wide(Tiny):
+    def loss_of(self, b):
+        held = torch.ones(b, 1 << 19)  # 2 MiB a row: the edge is near, and each step is quick
+        return super().loss_of(b) + held[:, :1].sum() * 0
+
+
+def wide(settings):
+    return Wide(settings.seed)
