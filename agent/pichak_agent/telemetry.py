@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from pichak_agent.metrics_text import metrics_text
 from pichak_agent.nvml_keeper import NvmlKeeper
 from pichak_agent.readings import OwnUse, Reading
 from pichak_agent.watch import Watch
-from pichak_agent.watch_rules import every_rule
+from pichak_agent.watch_rules import RULES
 from pichak_core.devices.host import Host, this_host
 from pichak_core.devices.nvml_session import NvmlSession
 from pichak_core.devices.processes import boot_id
@@ -69,7 +69,7 @@ class Telemetry:
         self._own, self._clock, self._steady = own, clock, steady
         self._sampler = HostSampler(host or this_host(), home, clock=clock, steady=steady)
         self._keeper = None if start_nvml is None else NvmlKeeper(start_nvml, clock=steady)
-        self._watch = Watch(every_rule())
+        self._watch = Watch(RULES)
         self._ring: deque[Reading] = deque(maxlen=ring_readings)
         self._lock = threading.Lock()
         self._shortest = interval_seconds
@@ -221,6 +221,8 @@ class Telemetry:
             return False
         if taken:
             self.interval_seconds = self._shortest
+            # Which GPUs the node had is known from whoever sampled it before, since its boot.
+            self._watch = Watch(RULES, _known_gpus(self._read_state()))
         return taken
 
     def _give_up(self) -> None:
@@ -251,6 +253,7 @@ class Telemetry:
             "problems": list(self._problems),
             "latest": latest.as_dict() if latest else None,
             "gpus": _gpus(with_gpus),
+            "had": dict(self._watch.had),
             "findings": [found.as_dict() for found in self._watch.findings()],
             "ring": [],
         }
@@ -278,6 +281,13 @@ class Telemetry:
         if problem not in self._problems:
             _LOG.warning(problem)
             self._problems.append(problem)
+
+
+def _known_gpus(state: Mapping[str, Any]) -> dict[str, str]:
+    had = state.get("had")
+    if not isinstance(had, dict):
+        return {}
+    return {str(uuid): str(name) for uuid, name in had.items()}
 
 
 def _gpus(reading: Reading | None) -> Sequence[dict[str, Any]]:

@@ -7,20 +7,18 @@ sign has to be seen for, and how long it must be gone, is decided here for all o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pichak_agent.readings import Reading
+from pichak_agent.watch_past import Past, Window
 from pichak_core.plan import Scalar
 
 Severity = Literal["info", "warn", "fail"]
 State = Literal["suspected", "confirmed", "resolved"]
 Key = tuple[str, str]
 
-#: How much of the past a rule sees.
-WINDOW_SECONDS = 180.0
 #: Between two looks.
 LOOK_SECONDS = 10.0
 #: The second look that confirms must be at least so long after the first.
@@ -80,26 +78,29 @@ class WatchFinding:
         }
 
 
-#: The readings of the window, the oldest first, and the keys of what was seen lately: a rule may
-#: ask less of a sign that is there already than of a new one.
-Rule = Callable[[Sequence[Reading], Container[Key]], Iterator[Sign]]
+#: What there is to look at, and the keys of what is there already: a rule asks less of such a sign
+#: than of a new one, so that nothing comes and goes at its limit.
+Rule = Callable[[Window, Container[Key]], Iterator[Sign]]
 
 
 class Watch:
-    """`rules` see the readings of the last `WINDOW_SECONDS`."""
+    """`gpus` are UUID and name of what the node had before, where that is known."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], gpus: Mapping[str, str] | None = None) -> None:
         self._rules = rules
-        self._window: deque[Reading] = deque()
+        self._past = Past(dict(gpus or {}))
         self._findings: dict[Key, WatchFinding] = {}
         self._seen: dict[Key, tuple[float, float]] = {}  # steady times: first and last look
         self._looked = float("-inf")
 
+    @property
+    def had(self) -> Mapping[str, str]:
+        """The GPUs that the node had when the watch began, UUID to name."""
+        return self._past.had
+
     def take(self, reading: Reading) -> bool:
         """Add a reading; True when it was time to look at them."""
-        self._window.append(reading)
-        while reading.steady_seconds - self._window[0].steady_seconds > WINDOW_SECONDS:
-            self._window.popleft()
+        self._past.take(reading)
         if reading.steady_seconds - self._looked < LOOK_SECONDS:
             return False
         self._looked = reading.steady_seconds
@@ -121,8 +122,9 @@ class Watch:
     def _look(self, now: Reading) -> None:
         active = {key for key, found in self._findings.items() if found.state != "resolved"}
         signs: dict[Key, Sign] = {}
+        window = self._past.window()
         for rule in self._rules:
-            for sign in rule(self._window, active):
+            for sign in rule(window, active):
                 signs.setdefault(sign.key, sign)
         for sign in signs.values():
             self._saw(sign, now)
