@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from pichak_agent import watch_rules
 from pichak_coordinator import gpu_findings
 from pichak_coordinator.cli import app
 
@@ -60,8 +61,16 @@ def test_every_finding_code_has_its_line() -> None:
         used |= set(re.findall(r"Finding\(\s*\"([a-z_]+)\"", text))
         used |= set(re.findall(r"\"(slower_than_[a-z]+)\"", text))
     used |= set(gpu_findings.STATES)
-    assert used
+    assert watch_rules.CODES
+    used |= watch_rules.CODES
     assert used == documented
+
+
+def test_every_code_of_the_watch_is_in_its_list() -> None:
+    found: set[str] = set()
+    for path in (ROOT / "agent" / "pichak_agent").glob("watch_*.py"):
+        found |= set(re.findall(r"[sS]ign\(\s*\"([a-z_]+)\"", path.read_text(encoding="utf-8")))
+    assert found == watch_rules.CODES
 
 
 def test_the_page_of_measurements_is_that_of_the_registry() -> None:

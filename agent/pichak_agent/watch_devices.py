@@ -15,8 +15,6 @@ _RESTART = (
     "if the host still sees its GPUs (nvidia-smi there), recreate this container: a reload of the "
     "host's services takes a container's right to them"
 )
-#: Between two answers of a driver that works, at the longest interval.
-_SILENT_SECONDS = 90.0
 
 
 def nvml(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: ARG001
@@ -37,7 +35,8 @@ def nvml(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: ARG
         return
     last = next((r for r in reversed(window.readings) if r.gpus), None)
     all_lost = last is not None and all(gpu.lost for gpu in last.gpus)
-    if answered is None and not (all_lost and window.had):
+    known = window.had and (all_lost or now.nvml_reason == Reason.LOST.value)
+    if answered is None and not known:
         return  # it never worked here: a gap, and no fault of today
     if now.nvml_gap or all_lost:
         why = now.nvml_gap or (last.gpus[0].lost if last else "")

@@ -10,12 +10,10 @@ from statistics import median
 
 from pichak_agent.readings import GpuReading
 from pichak_agent.watch import Key, Severity, Sign
-from pichak_agent.watch_past import GpuSeen, Window
+from pichak_agent.watch_past import GpuSeen, Window, growth
 from pichak_core.devices.nvml_codes import FAULTY_REASONS, IDLE, throttle_names
 
-#: What has to last so long before it is a sign.
-LASTING_SECONDS = 60.0
-#: Fewer readings than this of a minute say nothing.
+#: Fewer readings than this say nothing.
 _FEWEST = 4
 #: Of the readings: new, and for what is there already.
 SLOWED_SHARE, STILL_SLOWED_SHARE = 0.5, 0.2
@@ -35,41 +33,49 @@ _SISTER_BUSY_PERCENT, _SISTER_MEMORY_SHARE = 90.0, 0.2
 def slowed(window: Window, active: Container[Key]) -> Iterator[Sign]:
     """Heat or the hardware holds the clocks down: by the reasons' bits, or by the counter."""
     for key, seen in window.gpus.items():
-        recent = window.recent(key, LASTING_SECONDS)
+        recent = window.recent(key, window.lasting_seconds)
         there = ("gpu_slowed", key) in active
-        if not _lasts(recent, there=there):
+        if not _lasts(window, recent, there=there):
             continue
         last = seen[-1].gpu
-        bits = [int(b) for each in recent if (b := each.gpu.number("throttle_bitmask")) is not None]
-        faulty = [b & FAULTY_REASONS for b in bits if b & FAULTY_REASONS and not b & IDLE]
-        share = len(faulty) / len(bits) if bits else 0.0
-        heat = _heat_share(recent)
+        read = [
+            (each.gpu, int(bits))
+            for each in recent
+            if (bits := each.gpu.number("throttle_bitmask")) is not None
+        ]
+        faulty = [
+            (gpu, b & FAULTY_REASONS) for gpu, b in read if b & FAULTY_REASONS and not b & IDLE
+        ]
+        share = len(faulty) / len(read) if read else 0.0
+        heat = growth(_counts(recent, "throttled_thermal_seconds"))
+        hot = faulty[-1][0] if faulty else last
         evidence = {
             **_times(recent),
             "share_of_readings": round(share, 3),
-            "temperature_celsius": last.number("temperature_celsius"),
-            "sm_clock_mhz": last.number("sm_clock_mhz"),
+            "temperature_celsius": hot.number("temperature_celsius"),
+            "sm_clock_mhz": hot.number("sm_clock_mhz"),
             "before_sm_clock_mhz": seen[0].gpu.number("sm_clock_mhz"),
         }
         if share >= (STILL_SLOWED_SHARE if there else SLOWED_SHARE):
             together = 0
-            for each in faulty:
-                together |= each
+            for _, bits in faulty:
+                together |= bits
             yield _sign(
                 "gpu_slowed",
                 "warn",
                 last,
-                f"slowed itself down in {share:.0%} of the last minute's readings: "
+                f"slowed itself down in {share:.0%} of the last {len(read)} readings: "
                 f"{', '.join(throttle_names(together))}",
                 {**evidence, "throttle_bitmask": together},
             )
-        elif heat is not None and heat >= (STILL_HEAT_SHARE if there else HEAT_SHARE):
+        elif heat and (heat.rate > STILL_HEAT_SHARE if there else heat.lasts(HEAT_SHARE)):
             yield _sign(
                 "gpu_slowed",
                 "warn",
                 last,
-                f"heat held its clocks down in {heat:.0%} of the last minute",
-                {**evidence, "share_of_time": round(heat, 3)},
+                f"heat held its clocks down in {heat.rate:.0%} of the last "
+                f"{window.lasting_seconds:.0f} s",
+                {**evidence, "share_of_time": round(heat.rate, 3)},
             )
 
 
@@ -79,8 +85,8 @@ def power_limit(window: Window, active: Container[Key]) -> Iterator[Sign]:  # no
         gpu = seen[-1].gpu
         limits = _facts(window, key, "power_limit_watts")
         default, limit = gpu.number("power_limit_default_watts"), gpu.number("power_limit_watts")
-        # A laptop moves its limit all the time: only one that stands still was set.
-        if limit is None or len(limits) < 2 or len(set(limits)) > 1:
+        # A laptop has no default and moves its limit: only one that stands still was set.
+        if not limit or not default or len(limits) < 2 or len(set(limits)) > 1:
             continue
         first = window.first.get((key, "power_limit_watts"))
         evidence: dict[str, float | None] = {"limit_watts": limit, "default_watts": default}
@@ -94,7 +100,7 @@ def power_limit(window: Window, active: Container[Key]) -> Iterator[Sign]:  # no
                 {**evidence, "before_watts": first.value, "before_unix": first.at_unix},
                 sure=True,
             )
-        if default and limit < LIMIT_SHARE * default:
+        if limit < LIMIT_SHARE * default:
             yield _sign(
                 "gpu_power_limit",
                 "warn",
@@ -107,12 +113,12 @@ def power_limit(window: Window, active: Container[Key]) -> Iterator[Sign]:  # no
 
 
 def link(window: Window, active: Container[Key]) -> Iterator[Sign]:
-    """Busy for a minute, the PCIe link never reached its generation or width."""
+    """Busy all the time, the PCIe link never reached its generation or width."""
     for key in window.gpus:
         there = ("gpu_link", key) in active
-        recent = window.recent(key, LASTING_SECONDS)
+        recent = window.recent(key, window.lasting_seconds)
         busy = [each for each in recent if _busy(each.gpu)]
-        if not _lasts(recent, there=there) or len(busy) < max(_FEWEST, 0.8 * len(recent)):
+        if not _lasts(window, recent, there=there) or len(busy) < max(_FEWEST, 0.8 * len(recent)):
             continue
         gpu = busy[-1].gpu
         for name, word in (("pcie_width", "x"), ("pcie_generation", "generation ")):
@@ -125,7 +131,8 @@ def link(window: Window, active: Container[Key]) -> Iterator[Sign]:
                 "gpu_link",
                 "warn",
                 gpu,
-                f"was busy for a minute with its PCIe link at {word}{max(now):g} of {word}{top:g}",
+                f"was busy for {window.lasting_seconds:.0f} s with its PCIe link at "
+                f"{word}{max(now):g} of {word}{top:g}",
                 {**_times(busy), name: max(now), f"{name}_max": top, f"before_{name}": before[0]},
             )
             break
@@ -182,7 +189,7 @@ def sisters(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: 
     """
     alike: dict[str, list[tuple[GpuReading, float, float, float]]] = {}
     for key in window.gpus:
-        recent = window.recent(key, LASTING_SECONDS)
+        recent = window.recent(key, window.lasting_seconds)
         middles = [_middle(recent, n) for n in ("sm_clock_mhz", "power_watts", "memory_used_bytes")]
         use = _middle(recent, "utilisation_percent")
         if None in middles or use is None or use < _SISTER_BUSY_PERCENT or len(recent) < _FEWEST:
@@ -203,7 +210,7 @@ def sisters(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: 
                     "gpu_below_sisters",
                     "warn",
                     gpu,
-                    f"ran at {clock:.0f} MHz and drew {draw:.0f} W in a minute in which its "
+                    f"ran at {clock:.0f} MHz and drew {draw:.0f} W while its "
                     f"sisters ran at {usual[0]:.0f} MHz and drew {usual[1]:.0f} W",
                     {
                         "clock_mhz": clock,
@@ -240,12 +247,12 @@ def _sign(
     return Sign(code, severity, gpu.key, f"{gpu.name} {what}", known, sure)
 
 
-def _lasts(recent: Sequence[GpuSeen], *, there: bool) -> bool:
-    """Whether there are enough readings, over most of a minute where it is new."""
+def _lasts(window: Window, recent: Sequence[GpuSeen], *, there: bool) -> bool:
+    """Whether there are enough readings, over most of that time where it is new."""
     if len(recent) < _FEWEST:
         return False
     span = recent[-1].at.steady_seconds - recent[0].at.steady_seconds
-    return there or span >= 0.5 * LASTING_SECONDS
+    return there or span >= 0.5 * window.lasting_seconds
 
 
 def _busy(gpu: GpuReading) -> bool:
@@ -257,16 +264,10 @@ def _busy(gpu: GpuReading) -> bool:
     return draw is not None and bool(limit) and draw >= BUSY_POWER_SHARE * (limit or 0)
 
 
-def _heat_share(recent: Sequence[GpuSeen]) -> float | None:
-    counts = [
-        (each.at.steady_seconds, n)
-        for each in recent
-        if (n := each.gpu.number("throttled_thermal_seconds")) is not None
+def _counts(recent: Sequence[GpuSeen], name: str) -> list[tuple[float, float]]:
+    return [
+        (each.at.steady_seconds, n) for each in recent if (n := each.gpu.number(name)) is not None
     ]
-    if len(counts) < _FEWEST:
-        return None
-    (began, before), (ended, after) = counts[0], counts[-1]
-    return (after - before) / (ended - began) if after >= before and ended > began else None
 
 
 def _facts(window: Window, key: str, name: str) -> list[float]:

@@ -8,10 +8,9 @@ from statistics import median
 
 from pichak_agent.readings import Reading
 from pichak_agent.watch import Key, Sign
-from pichak_agent.watch_past import Window
+from pichak_agent.watch_past import Window, growth
 
 MIB, GIB = 2**20, 2**30
-LASTING_SECONDS = 60.0
 #: Of the CPUs' time: new, and for what is there already.
 STEAL_PERCENT, STILL_STEAL_PERCENT = 5.0, 3.0
 #: Of the time, in which every task that could run waited for memory.
@@ -27,18 +26,23 @@ CLOCK_SECONDS, CLOCK_DRIFT_SECONDS = 1.0, 5.0
 def steal(window: Window, active: Container[Key]) -> Iterator[Sign]:
     """The hypervisor gives the CPUs' time to others."""
     there = ("cpu_steal", "") in active
-    recent = [r for r in window.since(LASTING_SECONDS) if r.host.cpu_total_seconds is not None]
-    total = _growth(recent, "cpu_total_seconds", there=there)
-    stolen = _growth(recent, "cpu_steal_seconds", there=there)
-    if not total or stolen is None:
+    recent = window.since(window.lasting_seconds)
+    points = [
+        (r.host.cpu_total_seconds, r.host.cpu_steal_seconds)
+        for r in recent
+        if r.host.cpu_total_seconds is not None and r.host.cpu_steal_seconds is not None
+    ]
+    grown = growth(points)  # against the CPUs' time, so a share
+    if grown is None or not _lasts(window, recent, there=there):
         return
-    percent = 100 * stolen / total
-    if percent > (STILL_STEAL_PERCENT if there else STEAL_PERCENT):
+    percent = 100 * grown.rate
+    if percent > STILL_STEAL_PERCENT if there else grown.lasts(STEAL_PERCENT / 100):
         yield Sign(
             "cpu_steal",
             "warn",
             "",
-            f"the hypervisor gave {percent:.1f} % of the CPUs' time to others in the last minute",
+            f"the hypervisor gave {percent:.1f} % of the CPUs' time to others in the last "
+            f"{window.lasting_seconds:.0f} s",
             {"steal_percent": round(percent, 2), **_times(recent)},
         )
 
@@ -46,23 +50,28 @@ def steal(window: Window, active: Container[Key]) -> Iterator[Sign]:
 def memory(window: Window, active: Container[Key]) -> Iterator[Sign]:
     """Tasks stall for memory, or almost none is left; and who was killed for it."""
     there = ("memory_pressure", "") in active
-    recent = window.since(LASTING_SECONDS)
-    stalled_us = _growth(recent, "memory_full_pressure_us", there=there)
+    recent = window.since(window.lasting_seconds)
+    stalled = growth(
+        [
+            (r.steady_seconds, us / 1e4)
+            for r in recent
+            if (us := r.host.memory_full_pressure_us) is not None
+        ]
+    )
     span = recent[-1].steady_seconds - recent[0].steady_seconds
-    percent = stalled_us / span / 1e4 if stalled_us is not None and span else None
     left = [b for r in recent if (b := r.host.memory_available_bytes) is not None]
     total = window.now.host.memory_total_bytes
-    low = max(left) if len(left) >= 3 and total and _lasts(recent, there=there) else None
+    low = max(left) if len(left) >= 3 and total and _lasts(window, recent, there=there) else None
     evidence: dict[str, float] = dict(_times(recent))
-    if percent is not None and percent > (STILL_STALL_PERCENT if there else STALL_PERCENT):
-        evidence["stalled_percent"] = round(percent, 2)
-        text = f"every task waited for memory in {percent:.0f} % of the last minute"
+    if stalled and (stalled.rate > STILL_STALL_PERCENT if there else stalled.lasts(STALL_PERCENT)):
+        evidence["stalled_percent"] = round(stalled.rate, 2)
+        text = f"every task waited for memory in {stalled.rate:.0f} % of the last {span:.0f} s"
         yield Sign("memory_pressure", "warn", "", text, evidence)
     elif low is not None and low < min(LOW_MEMORY_BYTES, LOW_MEMORY_SHARE * (total or 0)) * (
         1.5 if there else 1
     ):
         evidence |= {"available_bytes": low, "total_bytes": total or 0}
-        text = f"no more than {low / MIB:,.0f} MiB of memory could be had in the last minute"
+        text = f"no more than {low / MIB:,.0f} MiB of memory could be had in the last {span:.0f} s"
         yield Sign("memory_pressure", "warn", "", text, evidence)
     kills = [(r.at_unix, k) for r in window.readings if (k := r.host.oom_kills) is not None]
     if kills and kills[-1][1] > kills[0][1]:
@@ -173,17 +182,9 @@ def _fill_rate(points: Sequence[tuple[float, float, float]], step: int) -> float
     return median(rates)
 
 
-def _lasts(recent: Sequence[Reading], *, there: bool) -> bool:
+def _lasts(window: Window, recent: Sequence[Reading], *, there: bool) -> bool:
     span = recent[-1].steady_seconds - recent[0].steady_seconds if recent else 0.0
-    return span > 0 and (there or span >= 0.5 * LASTING_SECONDS)
-
-
-def _growth(recent: Sequence[Reading], name: str, *, there: bool) -> float | None:
-    """How much a counter of the host grew; None where it was not read, too briefly, or set back."""
-    values = [v for r in recent if (v := getattr(r.host, name)) is not None]
-    if len(values) < 2 or not _lasts(recent, there=there) or values[-1] < values[0]:
-        return None
-    return float(values[-1] - values[0])
+    return span > 0 and (there or span >= 0.5 * window.lasting_seconds)
 
 
 def _times(recent: Sequence[Reading]) -> dict[str, float]:

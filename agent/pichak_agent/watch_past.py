@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -16,9 +17,11 @@ from pichak_core.devices import ProcessMemory
 #: The last minutes, reading by reading.
 WINDOW_SECONDS = 180.0
 MINUTE_SECONDS, MINUTES = 60.0, 120
+_LASTING_SECONDS, _LONGEST_LASTING_SECONDS = 60.0, 150.0
+_PIECES, _LASTING_SHARE = 6, 0.8
 _MOST_JOBS = 64
 #: Steps that make a median of a job's pace.
-PACE_STEPS = 8
+PACE_STEPS = 16
 
 #: Counters of a GPU, which only a reload of the driver sets back.
 COUNTERS = (
@@ -46,6 +49,37 @@ class GpuSeen(NamedTuple):
     gpu: GpuReading
 
 
+class Growth(NamedTuple):
+    """A counter's growth: `rate` a second over the whole time, `parts` those of up to six pieces of
+    it, the oldest first."""
+
+    rate: float
+    parts: Sequence[float]
+
+    def lasts(self, above: float) -> bool:
+        """Whether it grew faster than `above`, and did so for most of the time: a burst does not
+        last."""
+        faster = sum(part > above for part in self.parts)
+        return self.rate > above and faster >= _LASTING_SHARE * len(self.parts)
+
+
+def growth(points: Sequence[tuple[float, float]]) -> Growth | None:
+    """Of a counter at (seconds, value); None for fewer than three readings and for one that was set
+    back meanwhile."""
+    if len(points) < 3 or points[-1][0] <= points[0][0]:
+        return None
+    if any(after[1] < before[1] for before, after in pairwise(points)):
+        return None
+    piece = (points[-1][0] - points[0][0]) / _PIECES
+    parts, last = [], points[0]
+    for point in points[1:]:
+        if point[0] - last[0] >= 0.99 * piece:
+            parts.append((point[1] - last[1]) / (point[0] - last[0]))
+            last = point
+    rate = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
+    return Growth(rate, parts)
+
+
 @dataclass
 class JobPast:
     """How a job of this agent began on a GPU: its first memory counters; and its pace: the last
@@ -56,7 +90,6 @@ class JobPast:
     memory_at: float = 0.0
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     best: Seen | None = None
-    slow_since: float | None = None
 
     def take(self, use: OwnUse, at: Reading) -> None:
         if self.memory is None and use.memory is not None:
@@ -94,6 +127,13 @@ class Window:
     @property
     def now(self) -> Reading:
         return self.readings[-1]
+
+    @cached_property
+    def lasting_seconds(self) -> float:
+        """What has to last so long is a sign: a minute, longer where readings are rare."""
+        times = [reading.steady_seconds for reading in self.readings[-8:]]
+        apart = (times[-1] - times[0]) / max(1, len(times) - 1)
+        return min(_LONGEST_LASTING_SECONDS, max(_LASTING_SECONDS, 5 * apart))
 
     def since(self, seconds: float) -> list[Reading]:
         """The readings of the last `seconds`."""

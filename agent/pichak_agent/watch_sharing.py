@@ -15,7 +15,6 @@ from pichak_core.devices.nvml_codes import DRIVER_MODELS
 from pichak_core.tune.spill import SPILL_FACTOR, spill_between
 
 GIB = 2**30
-LASTING_SECONDS = 60.0
 _FEWEST = 4
 #: A context of one's own is a few hundred MiB; more than this is somebody. Where the driver's
 #: reserve (up to about 1 GiB) is not told apart, twice that.
@@ -28,7 +27,7 @@ def foreign_memory(window: Window, active: Container[Key]) -> Iterator[Sign]:
     """Other programs hold memory of a GPU: used - own, with the driver's reserve apart."""
     for key in window.gpus:
         there = ("gpu_shared_memory", key) in active
-        recent = window.recent(key, LASTING_SECONDS)
+        recent = window.recent(key, window.lasting_seconds)
         if not _settled(window, recent, there=there):
             continue
         held = [_held(seen) for seen in recent]
@@ -47,7 +46,8 @@ def foreign_memory(window: Window, active: Container[Key]) -> Iterator[Sign]:
             "warn" if ours else "info",
             key,
             f"{gpu.name}: programs that are not this agent's held {most}{min(known) / GIB:.1f} GiB "
-            f"of its memory{' beside its job' if ours else ''} through the last minute",
+            f"of its memory{' beside its job' if ours else ''} through the last "
+            f"{window.lasting_seconds:.0f} s",
             {
                 "bytes": min(known),
                 "from_unix": recent[0].at.at_unix,
@@ -60,7 +60,7 @@ def foreign_processes(window: Window, active: Container[Key]) -> Iterator[Sign]:
     """More programs compute on a GPU than this agent has there."""
     for key in window.gpus:
         seen = [s for r in window.full for s in _on(r, key)][-3:]
-        recent = window.recent(key, LASTING_SECONDS)
+        recent = window.recent(key, window.lasting_seconds)
         there = ("gpu_foreign_process", key) in active
         if len(seen) < 3 or not _settled(window, recent, there=there):
             continue
@@ -92,7 +92,7 @@ def spill(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: AR
     nothing either way.
     """
     for (job, uuid), past in window.jobs.items():
-        uses = [(r, use) for r in window.since(LASTING_SECONDS) for use in _of(r, job, uuid)]
+        uses = [(r, use) for r in window.since(window.lasting_seconds) for use in _of(r, job, uuid)]
         gpu = _gpu(window, uuid)
         name = gpu.name if gpu else "the GPU"
         yield from _above_physical(uses, gpu, job)
@@ -185,10 +185,10 @@ def _settled(window: Window, recent: Sequence[GpuSeen], *, there: bool) -> bool:
     if len(recent) < _FEWEST:
         return False
     span = recent[-1].at.steady_seconds - recent[0].at.steady_seconds
-    if not there and span < 0.5 * LASTING_SECONDS:
+    if not there and span < 0.5 * window.lasting_seconds:
         return False
     gpu = recent[-1].gpu
-    before = window.since(LASTING_SECONDS + _SETTLE_SECONDS)
+    before = window.since(window.lasting_seconds + _SETTLE_SECONDS)
     return len({tuple(sorted(use.job for use in r.own_on(gpu))) for r in before}) == 1
 
 
