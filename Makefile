@@ -15,11 +15,11 @@ FLAGS  ?=
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help profile test lint types pytest test-slow bench validate clean
+.PHONY: help profile test lint types pytest test-slow bench soak validate clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
-	@echo "make test-slow | bench | validate | clean   longer checks, and starting over"
+	@echo "make test-slow | bench | soak | validate | clean   longer checks, and starting over"
 
 # One stamp for each set of extras, so that `make profile` need not wait for the test tools.
 $(VENV)/bin/python:
@@ -72,6 +72,12 @@ $(BENCH_VENV)/.installed: $(BENCH)/requirements.txt
 
 bench: $(BENCH_VENV)/.installed
 	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(BENCH_VENV)/bin/python $(BENCH)/run.py
+
+# An hour of work and faults on a local cluster; SOAK_SECONDS=240 for a short one.
+SOAK_SECONDS ?= 3600
+SEED ?= 1
+soak: $(VENV)/.installed-dev
+	@$(BIN)/python validation/soak/run.py --seconds $(SOAK_SECONDS) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache build dist

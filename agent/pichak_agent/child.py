@@ -19,6 +19,7 @@ from pichak_agent.child_jobs import JOBS, RefusedError
 from pichak_agent.ending import ERROR_TEXT
 from pichak_agent.environment import RESULT_FD
 from pichak_agent.frames import FrameWriter
+from pichak_agent.gpu_manners import PARAMS, GpuBusyError, join_use, leave_alone
 from pichak_agent.messages import Job, MessageError, Outcome, clip_text, decode, encode
 from pichak_agent.versions import own_versions
 from pichak_core.devices.host import this_host
@@ -85,7 +86,12 @@ def run_job(job: Job, writer: FrameWriter) -> Outcome:
             raise RefusedError(
                 f"this agent knows no job {job.kind[:40]!r}; it knows {', '.join(JOBS)}"
             )
-        return ended("ok", JOBS[job.kind](job.params, progress=writer.progress, partial=partial))
+        use = leave_alone(job.kind, job.params, progress=writer.progress)
+        params = {name: value for name, value in job.params.items() if name not in PARAMS}
+        result = JOBS[job.kind](params, progress=writer.progress, partial=partial)
+        return ended("ok", join_use(result, use))
+    except GpuBusyError as error:
+        return ended("busy", {"gpu_use": error.use.as_dict()}, str(error))
     except RefusedError as error:
         return ended("refused", latest, str(error))
     except (Stopped, KeyboardInterrupt) as error:

@@ -30,7 +30,8 @@ class Seen:
     its memory, "error" for its pipe); "" when it ended by itself. `exit_code` and `signal_number`
     are the child's; both None when the process that watches it was lost. `outcome` is what the
     child sent as its end, `partial` its last partial result. `oom_kills` names each counter of the
-    out-of-memory killer that rose meanwhile.
+    out-of-memory killer that rose meanwhile; `group_oom_kills` counts those in the job's own
+    control group, which is full at its memory cap, and `no_group` says why it has none.
     """
 
     verdict: str = ""
@@ -42,6 +43,8 @@ class Seen:
     unfinished_frame: bool = False
     partial: Mapping[str, Any] = field(default_factory=dict)
     oom_kills: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    group_oom_kills: int = 0
+    no_group: str = ""
     left_running: int = 0
     log: bytes = b""
     started_unix: float = 0.0
@@ -54,6 +57,10 @@ def conclude(job: Job, seen: Seen, *, node: str, versions: Mapping[str, str]) ->
     log = seen.log.decode("utf-8", "replace")
     if seen.left_running:
         log += f"\n[{seen.left_running} of its processes could not be killed and may still run]"
+    if seen.group_oom_kills:
+        log += f"\n[the kernel killed {seen.group_oom_kills} of its processes at its memory cap]"
+    if seen.no_group:
+        log += f"\n[its memory cap was held by looking, not by the kernel: {seen.no_group}]"
     outcome = replace(
         outcome,
         error=clip_text(outcome.error, ERROR_TEXT),
@@ -89,7 +96,7 @@ def _judge(job: Job, seen: Seen) -> Outcome:
     if unreadable:
         return ended("error", f"the job's outcome cannot be read: {unreadable}")
     if seen.signal_number is not None:
-        return ended("killed", _by_signal(seen))
+        return ended("killed", _by_signal(seen, job.memory_cap_bytes))
     if seen.exit_code is None:
         lost = "the process that watches over the job was lost, and the job with it"
         return ended("killed", lost)
@@ -114,8 +121,18 @@ def _sent(job: Job, seen: Seen) -> tuple[Outcome | None, str]:
     return outcome, ""
 
 
-def _by_signal(seen: Seen) -> str:
+def at_the_limit(cap_bytes: int) -> str:
+    """The sentence for a job whose control group was full."""
+    return (
+        "memory cap exceeded: the kernel killed processes of it at its control group's limit of "
+        f"{cap_bytes / 1024**3:.2f} GiB"
+    )
+
+
+def _by_signal(seen: Seen, cap_bytes: int) -> str:
     number = seen.signal_number or 0
+    if number == signal.SIGKILL and seen.group_oom_kills:
+        return at_the_limit(cap_bytes)
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -78,9 +78,13 @@ class Home:
         self._lock.release()
 
     def adopt_siblings(self) -> None:
-        """Take over the outcomes of agents beside this one that have died."""
-        for sibling in sorted((self.root / "agent").iterdir()):
-            if sibling == self.folder or not sibling.is_dir():
+        """Take over the outcomes of agents that have died, beside this one and where they were kept
+        while the usual place could not be written."""
+        folders = [self.root / "agent"]
+        if temporary_root() != self.root:
+            folders.append(temporary_root() / "agent")
+        for sibling in (each for folder in folders for each in _folders_in(folder)):
+            if sibling == self.folder:
                 continue
             lock = FileLock(sibling / _LOCK)
             try:
@@ -92,6 +96,16 @@ class Home:
                 self.spool.messages.append(f"{sibling} could not be taken over: {error}")
             finally:
                 lock.release()
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Nothing where it is not this user's: others may write into a temporary folder."""
+    try:
+        if folder.stat().st_uid != os.getuid():
+            return []
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
 
 
 def measuring_lock(root: Path, name: str) -> FileLock:

@@ -18,18 +18,20 @@ from pathlib import Path
 
 from pichak_agent.environment import MARK, RESULT_FD, child_environment
 from pichak_agent.messages import Job, encode
+from pichak_core.devices.job_group import JobGroup, make_group
 from pichak_core.devices.processes import initial_environment
 
 
 @dataclass(frozen=True)
 class Launched:
     """The ends that are ours: `control` speaks with the warden, `result` brings frames, `log` what
-    the job prints."""
+    the job prints. `group` is the job's own control group, or why it has none."""
 
     warden: subprocess.Popen[bytes]
     control: socket.socket
     result: io.FileIO
     log: io.FileIO
+    group: JobGroup | str
 
     def say(self, line: str) -> bool:
         """A line to the warden; False when it has gone."""
@@ -71,6 +73,9 @@ def launched(
         stack.callback(control_theirs.close)
         result, result_theirs = _pipe(stack)
         log, log_theirs = _pipe(stack)
+        group = make_group(mark, job.memory_cap_bytes)
+        if isinstance(group, JobGroup):
+            stack.callback(group.remove)
         given = (control_theirs.fileno(), result_theirs.fileno())
         warden = subprocess.Popen(
             [*_python(), "-m", "pichak_agent.warden", *map(str, given)],
@@ -94,12 +99,13 @@ def launched(
         )
         for end in (control_theirs, result_theirs, log_theirs):
             end.close()
-        made = Launched(warden, control, result, log)
+        made = Launched(warden, control, result, log, group)
         order = {
             "argv": list(argv or [*_python(), "-m", "pichak_agent.child"]),
             "memory_cap_bytes": job.memory_cap_bytes,
             "folders": [str(folder), str(temporary)],
             "give_up_seconds": give_up_seconds,
+            "group": str(group.folder) if isinstance(group, JobGroup) else "",
         }
         made.say(json.dumps(order))
         yield made

@@ -19,12 +19,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pichak_agent.ending import LOG_TAIL, Seen, conclude
+from pichak_agent.ending import LOG_TAIL, Seen, at_the_limit, conclude
 from pichak_agent.environment import MARK
 from pichak_agent.frames import FrameError, FrameReader
 from pichak_agent.launch import Launched, launched
 from pichak_agent.messages import Job
 from pichak_agent.versions import own_versions
+from pichak_core.devices.job_group import JobGroup
 from pichak_core.devices.processes import (
     descendants,
     kill_all,
@@ -210,6 +211,8 @@ class _Attempt:
                 self._seen.exit_code = int(rest)
             elif word == "signal":
                 self._seen.signal_number = int(rest)
+            elif word == "oom":
+                self._seen.group_oom_kills = int(rest)
             elif word == "left":
                 self._seen.left_running = int(rest)
 
@@ -241,7 +244,7 @@ class _Attempt:
         if not self._warden_pid:
             return
         try:
-            members = descendants(self._warden_pid)
+            members = list(dict.fromkeys([*descendants(self._warden_pid), *self._in_group()]))
         except OSError as error:
             _LOG.warning("the job's memory could not be looked at: %s", error)
             return
@@ -250,6 +253,11 @@ class _Attempt:
                 self._members[pid] = started_at(pid) or ""
         cap = self._job.memory_cap_bytes
         if not cap or not self._running:
+            return
+        group = self._child.group
+        if isinstance(group, JobGroup) and group.oom_kills():
+            # Version 1 kills one process and lets the others go on.
+            self._end("killed", at_the_limit(cap), grace=0.0)
             return
         held = memory_bytes(members, more_than=cap)
         if held > cap:
@@ -277,7 +285,7 @@ class _Attempt:
 
     def _clean_up(self) -> None:
         """Leave nothing, also where the warden was killed itself."""
-        seen, warden = self._seen, self._child.warden
+        seen, warden, group = self._seen, self._child.warden, self._child.group
         self._child.control.close()
         try:
             warden.wait(_WARDEN_SECONDS)
@@ -287,6 +295,10 @@ class _Attempt:
                     send_signal(pid, signal.SIGKILL)
         try:
             left = kill_all(self._escaped)
+            if isinstance(group, JobGroup):
+                seen.group_oom_kills = max(seen.group_oom_kills, group.oom_kills())
+            elif self._job.memory_cap_bytes:
+                seen.no_group = group
             seen.left_running = max(seen.left_running, len(left))
         except OSError as error:
             _LOG.warning("whether processes of the job are left cannot be known: %s", error)
@@ -297,4 +309,8 @@ class _Attempt:
 
     def _escaped(self) -> list[int]:
         known = [pid for pid, at in self._members.items() if at and started_at(pid) == at]
-        return sorted({*known, *marked(MARK, self._token)})
+        return sorted({*known, *self._in_group(), *marked(MARK, self._token)})
+
+    def _in_group(self) -> list[int]:
+        group = self._child.group
+        return group.pids() if isinstance(group, JobGroup) else []

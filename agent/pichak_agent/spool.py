@@ -7,8 +7,10 @@ a power cut leaves the whole outcome or none.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import threading
 import time
 from collections import deque
@@ -141,20 +143,42 @@ class Spool:
                     why = "an outcome with its key is here already" if key else "its name"
                     self._put_aside(source, why)
                     continue
-                self._disk.rename(source, self.folder / source.name)
-                held[key] = self.folder / source.name
+                held[key] = self._take(source)
                 taken += 1
             if taken:
                 self._disk.sync_folder(self.folder)
         return taken
 
+    def _take(self, source: Path) -> Path:
+        """Move a file of another spool here; by a copy from another file system."""
+        target = self.folder / source.name
+        try:
+            self._disk.rename(source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._write_file(target, source.read_bytes())
+            self._disk.remove(source)
+        return target
+
     def _write(self, key: Key, outcome: bytes) -> Path:
-        name = f"{key.job_id}.{key.attempt}.{_digest(outcome)}{_SUFFIX}"
-        target, beside = self.folder / name, self.folder / f"{name}{_UNFINISHED}"
+        target = self.folder / f"{key.job_id}.{key.attempt}.{_digest(outcome)}{_SUFFIX}"
+        try:
+            self._write_file(target, outcome)
+        except OSError as error:
+            raise SpoolError(
+                f"the outcome of job {key.job_id}, attempt {key.attempt} ({len(outcome):,} bytes) "
+                f"could not be kept in {self.folder}: {error.strerror or error}"
+            ) from error
+        return target
+
+    def _write_file(self, target: Path, data: bytes) -> None:
+        """The whole file or, with an `OSError`, nothing of it."""
+        beside = self.folder / f"{target.name}{_UNFINISHED}"
         try:
             fd = self._disk.create(beside)
             try:
-                left = memoryview(outcome)
+                left = memoryview(data)
                 while left:
                     left = left[self._disk.write(fd, left) :]
                 self._disk.sync(fd)
@@ -162,17 +186,13 @@ class Spool:
                 os.close(fd)
             self._disk.rename(beside, target)
             self._disk.sync_folder(self.folder)
-        except OSError as error:
+        except OSError:
             for path in (beside, target):
                 try:
                     self._disk.remove(path)
                 except OSError:
                     continue
-            raise SpoolError(
-                f"the outcome of job {key.job_id}, attempt {key.attempt} ({len(outcome):,} bytes) "
-                f"could not be kept in {self.folder}: {error.strerror or error}"
-            ) from error
-        return target
+            raise
 
     def _read(self, path: Path) -> bytes | None:
         try:
@@ -268,7 +288,7 @@ class Spool:
         target = corner / path.name
         try:
             corner.mkdir(exist_ok=True)
-            path.rename(target)
+            shutil.move(path, target)  # a copy, from another file system
             for old in sorted(corner.iterdir(), key=_modified)[:-_MAX_QUARANTINED]:
                 old.unlink(missing_ok=True)
         except OSError as error:

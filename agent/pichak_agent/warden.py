@@ -3,11 +3,12 @@
 ``python -m pichak_agent.warden CONTROL_FD RESULT_FD`` reads its order (one line of JSON) from the
 socket CONTROL_FD, starts the job's process, which alone keeps RESULT_FD, and tells the agent one
 line each: ``started WARDEN_PID PID`` or ``failed TEXT``, then ``exit CODE`` or ``signal NUMBER``,
-and last ``left COUNT``. It takes ``terminate`` (SIGTERM to the job) and ``kill``; the socket's end,
-which comes whenever and however the agent dies, means ``kill``.
+then ``oom COUNT`` (killed by the kernel at the job's limit), and last ``left COUNT``. It takes
+``terminate`` (SIGTERM to the job) and ``kill``; the socket's end, which comes whenever and however
+the agent dies, means ``kill``.
 
 It adopts the job's orphans, so a double-forked process is still below it. Whatever is left below it
-when the job ends is killed, and the job's folders are removed.
+when the job ends is killed, and the job's folders and its control group are removed.
 
 It stands twice: the outer process only waits for the inner one. Ray kills the direct children of a
 worker that exits, which must not leave the job without a warden.
@@ -15,6 +16,7 @@ worker that exits, which must not leave the job without a warden.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -25,8 +27,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from pichak_core.devices.job_group import JobGroup
 from pichak_core.devices.processes import (
     adopt_orphans,
     descendants,
@@ -41,8 +45,9 @@ _HELPERS_SECONDS = 0.5
 
 
 class Warden:
-    """Owns one job's processes. `order` holds `argv`, `memory_cap_bytes`, `folders` and
-    `give_up_seconds`, after which the job is killed even if the agent says nothing."""
+    """Owns one job's processes. `order` holds `argv`, `memory_cap_bytes`, `folders`, `group` (the
+    folder of a control group, or "") and `give_up_seconds`, after which the job is killed even if
+    the agent says nothing."""
 
     def __init__(
         self, control: socket.socket, result_fd: int, order: dict[str, Any], rest: bytes = b""
@@ -50,6 +55,7 @@ class Warden:
         self._control = control
         self._result_fd = result_fd
         self._order = order
+        self._group = JobGroup(Path(order["group"])) if order.get("group") else None
         self._pid = 0
         self._status: int | None = None
         self._told_to_kill = False
@@ -66,10 +72,17 @@ class Warden:
         adopt_orphans()
         if self._start():
             self._watch(wake)
-        left = kill_all(lambda: descendants(os.getpid()), reap=self._reap)
+        left = kill_all(self._everyone, reap=self._reap)
+        if self._group is not None:
+            self._tell(f"oom {self._group.oom_kills()}")
+            self._group.remove()
         for folder in self._order["folders"]:
             shutil.rmtree(folder, ignore_errors=True)
         self._tell(f"left {len(left)}")
+
+    def _everyone(self) -> list[int]:
+        members = self._group.pids() if self._group is not None else []
+        return list(dict.fromkeys([*descendants(os.getpid()), *members]))
 
     def _start(self) -> bool:
         cap = int(self._order["memory_cap_bytes"])
@@ -80,6 +93,10 @@ class Warden:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             die_with_parent(signal.SIGKILL, warden)
             limit_this_process(cap)
+            if self._group is not None:
+                # Without it the cap is held by looking, and the tree by its parents.
+                with contextlib.suppress(OSError):
+                    self._group.procs.write_text("0")
 
         try:
             # One thread lives here, so running Python between fork and exec is safe.

@@ -49,6 +49,8 @@ class ProfileRequest:
     seed: int = 0
     dtype: str = "auto"
     gradient_checkpointing: bool = False
+    even_if_busy: bool = False
+    wait_seconds: float = 0.0
     deadline_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
@@ -65,8 +67,14 @@ class ProfileRequest:
             "seed": self.seed,
         }
 
-    def _job(self, job_id: str, attempt: int, kind: str, params: Mapping[str, Any]) -> Job:
-        return Job(job_id, attempt, kind, params, self.deadline(kind), lock=MACHINE_LOCK)
+    def _job(self, job_id: str, attempt: int, kind: str, params: dict[str, Any]) -> Job:
+        # Its own time begins when the GPU is free; waiting for that comes on top.
+        seconds = self.deadline(kind) + self.wait_seconds
+        if self.even_if_busy:
+            params["even_if_busy"] = True
+        if self.wait_seconds:
+            params["wait_seconds"] = self.wait_seconds
+        return Job(job_id, attempt, kind, params, seconds, lock=MACHINE_LOCK)
 
     def deadline(self, kind: str) -> float:
         """Seconds after which a job of this kind is ended: fingerprint, task or ramp."""

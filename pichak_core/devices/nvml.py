@@ -23,6 +23,7 @@ from pichak_core.devices.nvml_fields import LICENCE, QUERIES, SYSTEM, Query, ask
 from pichak_core.devices.nvml_processes import (
     LINUX_PID_LIMIT,
     WINDOWS_PID_LIMIT,
+    GpuProcess,
     Processes,
     read_processes,
 )
@@ -36,6 +37,8 @@ _INSTANCES = {
     "mig_compute_instance": "nvmlDeviceGetComputeInstanceId",
 }
 _MEMORY = ("total", "used", "free", "reserved")
+#: What says whether somebody works on a GPU.
+_USE = frozenset({"uuid", "name", "pci_bus_id", "driver_model", "mig_mode", "utilisation_percent"})
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Gpu:
 
     Fields carry their unit (``power_watts``). `lost` is set when the GPU could not be read at all,
     or not to the end. `slices` are its MIG devices, each read like a GPU; a slice's `index` is its
-    parent's, and its values hold ``mig_index`` and ``parent_uuid``.
+    parent's, and its values hold ``mig_index`` and ``parent_uuid``. `processes` are the rows of its
+    process lists, of a `read_use` only: their ids may be another namespace's.
     """
 
     index: int
@@ -52,6 +56,7 @@ class Gpu:
     gaps: dict[str, Unmeasured] = field(default_factory=dict)
     lost: Unmeasured | None = None
     slices: tuple[Gpu, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
 
     def get(self, name: str) -> Scalar | Unmeasured:
         """The field's value, or why there is none."""
@@ -136,6 +141,23 @@ def read_gpu(nvml: Any, index: int, *, live_only: bool = False) -> Gpu:
     return Gpu(index, gpu.values, gpu.gaps, slices=_read_slices(nvml, handle, gpu))
 
 
+def read_use(nvml: Any, index: int) -> Gpu:
+    """Who is on one GPU, and whether it works: a few quick queries and the process lists."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return Gpu(index, lost=why("gpu", error))
+    values, gaps, lost = ask_all(nvml, [query for query in QUERIES if query.field in _USE], handle)
+    if lost:
+        return Gpu(index, values, gaps, lost)
+    memory = read_memory(nvml, handle)
+    if isinstance(memory, Unmeasured):
+        gaps.update({f"memory_{n}_bytes": memory for n in _MEMORY})
+    else:
+        values.update(memory)
+    return Gpu(index, values, gaps, processes=_add_processes(nvml, handle, values, gaps))
+
+
 def _read_handle(nvml: Any, handle: Any, index: int, *, live_only: bool = False) -> Gpu:
     queries = [query for query in QUERIES if query.live or not live_only]
     values, gaps, lost = ask_all(nvml, queries, handle)
@@ -161,9 +183,10 @@ def _read_handle(nvml: Any, handle: Any, index: int, *, live_only: bool = False)
 
 def _add_processes(
     nvml: Any, handle: Any, values: dict[str, Scalar], gaps: dict[str, Unmeasured]
-) -> None:
-    """Counts of the believable rows: ids and names mean nothing outside their own namespace."""
+) -> tuple[GpuProcess, ...]:
+    """The believable rows; their counts join `values`."""
     total = values.get("memory_total_bytes")
+    rows: list[GpuProcess] = []
     for kind in ("compute", "graphics"):
         found = read_processes(
             nvml,
@@ -175,8 +198,10 @@ def _add_processes(
         if isinstance(found, Processes):
             values[f"{kind}_processes"] = len(found.rows)
             values[f"{kind}_processes_dropped"] = found.dropped
+            rows += found.rows
         else:
             gaps[f"{kind}_processes"] = found
+    return tuple(rows)
 
 
 def _read_slices(nvml: Any, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:

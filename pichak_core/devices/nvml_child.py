@@ -19,8 +19,10 @@ from pichak_core.devices.nvml import (
     read_gpu,
     read_peers,
     read_system,
+    read_use,
 )
 from pichak_core.devices.nvml_codes import UNKNOWN_ERROR, why
+from pichak_core.devices.nvml_processes import GpuProcess
 from pichak_core.devices.nvml_record import Player, Recorder
 from pichak_core.measurement import Reason, Unmeasured
 
@@ -86,6 +88,25 @@ def readings(nvml: Any, first: int = 0) -> Iterator[dict[str, Any]]:
             healthy.append(index)
         yield {"gpu": gpu_to_wire(gpu)}
     yield {"peers": [peer_to_wire(peer) for peer in read_peers(nvml, healthy)]}
+
+
+def use(nvml: Any, rounds: int, seconds: float, write: Callable[[dict[str, Any]], None]) -> None:
+    """Who is on which GPU, looked at `rounds` times. A lost GPU is not touched again."""
+    gap = start(nvml)
+    count = gap if gap is not None else ask_count(nvml)
+    if isinstance(count, Unmeasured):
+        write({"gap": to_wire(count)})
+        return
+    write({"system": {}, "count": count})
+    living = list(range(count))
+    for number in range(rounds):
+        if number:
+            time.sleep(seconds)
+        for index in list(living):
+            gpu = read_use(nvml, index)
+            if gpu.lost is not None:
+                living.remove(index)
+            write({"gpu": gpu_to_wire(gpu)})
 
 
 def record(nvml: Any, rounds: int, seconds: float, write: Callable[[dict[str, Any]], None]) -> None:
@@ -188,6 +209,7 @@ def gpu_to_wire(gpu: Gpu) -> dict[str, Any]:
         "gaps": {name: to_wire(gap) for name, gap in gpu.gaps.items()},
         "lost": to_wire(gpu.lost) if gpu.lost else None,
         "slices": [gpu_to_wire(each) for each in gpu.slices],
+        "processes": [[row.kind, row.pid, row.used_bytes] for row in gpu.processes],
     }
 
 
@@ -198,6 +220,10 @@ def gpu_from_wire(record: dict[str, Any]) -> Gpu:
         {name: from_wire(gap) for name, gap in record["gaps"].items()},
         from_wire(record["lost"]) if record["lost"] else None,
         tuple(gpu_from_wire(each) for each in record.get("slices", ())),
+        tuple(
+            GpuProcess(str(kind), int(pid), None if used is None else int(used))
+            for kind, pid, used in record.get("processes", ())
+        ),
     )
 
 
@@ -213,8 +239,8 @@ def peer_from_wire(parts: Sequence[Any]) -> Peer:
 
 def main(arguments: Sequence[str]) -> None:
     """The child's entry: ``read FIRST`` once, ``live INDEX SECONDS`` until nobody listens or the
-    GPU is lost, ``record ROUNDS SECONDS``, or ``serve [RECORDING]``: an answer to each line of
-    stdin."""
+    GPU is lost, ``record ROUNDS SECONDS``, ``use ROUNDS SECONDS``, or ``serve [RECORDING]``: an
+    answer to each line of stdin."""
     try:
         if arguments[0] == "serve":
             _serve(arguments[1:])
@@ -228,6 +254,8 @@ def main(arguments: Sequence[str]) -> None:
             _write(made)
     elif arguments[0] == "record":
         record(nvml, int(arguments[1]), float(arguments[2]), _write)
+    elif arguments[0] == "use":
+        use(nvml, int(arguments[1]), float(arguments[2]), _write)
     elif start(nvml) is None:
         lost = False
         while not lost:  # a lost GPU is not touched again

@@ -118,6 +118,25 @@ def started_at(pid: int) -> str | None:
         return None
 
 
+def name_and_owner(pid: int) -> tuple[str, str]:
+    """(name, user) of a process, each "" where this user may not see it."""
+    if not _HAS_PROC:
+        try:
+            return _psutil(pid, lambda p: (p.name(), p.username()))
+        except ProcessLookupError:
+            return "", ""
+    name = owner = ""
+    with contextlib.suppress(OSError):
+        name = (PROC / str(pid) / "comm").read_text(errors="replace").strip()
+    with contextlib.suppress(OSError, ImportError, KeyError):
+        import pwd
+
+        uid = (PROC / str(pid)).stat().st_uid
+        owner = str(uid)
+        owner = pwd.getpwuid(uid).pw_name
+    return name, owner
+
+
 def marked(name: str, value: str) -> list[int]:
     """Other processes that were *started* with the variable `name` set to `value`, as far as this
     user may see that."""

@@ -23,7 +23,7 @@ from pichak_coordinator.cli.common import (
     out,
     print_json,
 )
-from pichak_coordinator.cli.options import workload_options
+from pichak_coordinator.cli.options import busy_options, workload_options
 from pichak_coordinator.cli.profile_request import profile_request
 from pichak_coordinator.cli.progress import Progress, ProgressLine
 
@@ -45,6 +45,7 @@ _DEVICE = re.compile(r"auto|all|cpu|cuda(:[0-9]+)?")
     )
 )
 @workload_options
+@busy_options
 @click.option(
     "--out",
     "file",

@@ -22,7 +22,12 @@ from pichak_coordinator.cli.common import (
     out,
     print_json,
 )
-from pichak_coordinator.cli.options import open_store, store_option, workload_options
+from pichak_coordinator.cli.options import (
+    busy_options,
+    open_store,
+    store_option,
+    workload_options,
+)
 from pichak_coordinator.cli.price_options import prices_of, prices_option, tell_unknown
 from pichak_coordinator.cli.profile_request import profile_request
 from pichak_coordinator.cli.progress import Progress, ProgressLine
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     "  pichak fleet profile --data train.jsonl --memory-cap 600MiB --limit 64\n"
 )
 @workload_options
+@busy_options
 @click.option(
     "--address",
     help="The Ray cluster, HOST:PORT or 'auto' [default: RAY_ADDRESS, else a local Ray].",

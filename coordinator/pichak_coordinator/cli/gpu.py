@@ -23,8 +23,10 @@ from pichak_coordinator.cli.common import (
     out,
     print_json,
 )
+from pichak_coordinator.cli.options import busy_options
 
 if TYPE_CHECKING:
+    from pichak_core.devices.gpu_use import GpuUse
     from pichak_core.measurement import Fingerprint
 
 
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Show the page of a recording, taken here or elsewhere; measures nothing.",
 )
+@busy_options
 @json_option
 def gpu(
     device: str,
@@ -86,6 +89,8 @@ def gpu(
     directory: Path | None,
     record_to: Path | None,
     replay_of: Path | None,
+    even_if_busy: bool,
+    wait_seconds: float,
     as_json: bool,
 ) -> int:
     """Fingerprint this machine and one of its GPUs: what it is, what it can do, how fast it is.
@@ -107,6 +112,8 @@ def gpu(
         depth="full" if depth == "full" else "quick",
         directory=directory or Path.cwd(),
     )
+    if context.device.startswith("cuda") and any(_loads_gpu(n) for n in only or probes()):
+        _leave_alone(context.device, even_if_busy, wait_seconds)
     kept: list[Fingerprint] = []
     started = time.monotonic()
     code = EXIT_DONE
@@ -118,6 +125,33 @@ def gpu(
         click.echo("pichak: interrupted; what was measured until then follows", err=True)
     _show(kept, context.device, depth, time.monotonic() - started, as_json)
     return code
+
+
+def _loads_gpu(name: str) -> bool:
+    from pichak_core.measure import probes
+
+    probe = probes()[name]
+    return "torch" in probe.needs and "cuda" in probe.devices
+
+
+def _leave_alone(device: str, even_if_busy: bool, wait_seconds: float) -> None:
+    """Go on when nobody works on the GPU; what is seen there of others is told on stderr."""
+    from pichak_core.devices.gpu_look import GpuBusyError, look_at, wait_until_free
+
+    def say(text: str) -> None:
+        click.echo(f"pichak: {text}", err=True)
+
+    def look() -> GpuUse:
+        return look_at(device)
+
+    try:
+        use = look() if even_if_busy else wait_until_free(look, wait_seconds=wait_seconds, say=say)
+    except GpuBusyError as error:
+        raise NothingMeasuredError(
+            f"{error}; --wait-if-busy SECONDS waits for it, --even-if-busy measures it anyway"
+        ) from error
+    if use.state != "idle":
+        say(use.sentence)
 
 
 def _recordings(

@@ -77,6 +77,25 @@ class SampleSize(click.ParamType):  # type: ignore[type-arg]
         return int(value)
 
 
+def busy_options(command: Command) -> Command:
+    """What to do on a GPU that somebody works on, for commands that a person waits for."""
+    for decorate in (
+        click.option(
+            "--wait-if-busy",
+            "wait_seconds",
+            type=FiniteRange(0, 86400),
+            metavar="SECONDS",
+            default=0.0,
+            help="Wait so long for a GPU on which somebody works [default: leave it alone].",
+        ),
+        click.option(
+            "--even-if-busy", is_flag=True, help="Measure a GPU although somebody works on it."
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
 def workload_options(command: Command) -> Command:
     """What is trained in the probes: ``fleet profile`` and ``plan`` share these."""
     decorators: list[Callable[[Command], Command]] = [

@@ -20,6 +20,7 @@ from pichak_coordinator.cli.common import (
 )
 from pichak_coordinator.cli.options import (
     FiniteRange,
+    busy_options,
     check_data,
     check_length,
     check_model,
@@ -59,6 +60,7 @@ _TRAINERS = (
     "  pichak plan --data train.jsonl --memory-cap 600MiB --json\n"
 )
 @workload_options
+@busy_options
 @click.option(
     "--device",
     default="auto",
@@ -112,7 +114,7 @@ def plan(
     }
     made = _derive(params)
     if not any(value.measured for value in made.plan.values.values()):
-        failed = UserError if made.error else NothingMeasuredError
+        failed = UserError if made.error and not made.busy else NothingMeasuredError
         raise failed(made.error or " ".join(made.plan.notes) or "nothing could be measured")
     _print(made.plan, trainer, as_json)
     if made.interrupted:
@@ -154,10 +156,12 @@ def _device(asked: str) -> str:
 
 @dataclass(frozen=True)
 class _Made:
-    """What the two jobs gave; `error` is the sentence of the one that failed."""
+    """What the two jobs gave; `error` is the sentence of the one that failed, `busy` that it failed
+    because somebody works on the GPU."""
 
     plan: Plan
     interrupted: bool = False
+    busy: bool = False
     error: str = ""
 
 
@@ -188,7 +192,10 @@ def _derive(params: dict[str, Any]) -> _Made:
         return _Made(made.note("interrupted: what is missing was not measured"), interrupted=True)
     if outcome.error.startswith(f"{_NO_BATCH}: ") and task:
         return _Made(made)
-    return _Made(made.note(f"the {kind} failed: {_said(outcome)}"), error=_said(outcome))
+    error, busy = _said(outcome), outcome.status == "busy"
+    if busy:
+        error += "; --wait-if-busy SECONDS waits for it, --even-if-busy measures it anyway"
+    return _Made(made.note(f"the {kind} failed: {_said(outcome)}"), busy=busy, error=error)
 
 
 def _said(outcome: Outcome) -> str:
