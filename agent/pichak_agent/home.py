@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,10 +81,10 @@ class Home:
     def adopt_siblings(self) -> None:
         """Take over the outcomes of agents that have died, beside this one and where they were kept
         while the usual place could not be written."""
-        folders = [self.root / "agent"]
-        if temporary_root() != self.root:
-            folders.append(temporary_root() / "agent")
-        for sibling in (each for folder in folders for each in _folders_in(folder)):
+        roots = [self.root]
+        if temporary_root() != self.root and _is_private(temporary_root()):
+            roots.append(temporary_root())
+        for sibling in (each for root in roots for each in _agents_in(root)):
             if sibling == self.folder:
                 continue
             lock = FileLock(sibling / _LOCK)
@@ -93,19 +94,27 @@ class Home:
                 self.spool.adopt(sibling / _SPOOL)
                 shutil.rmtree(sibling)
             except OSError as error:
-                self.spool.messages.append(f"{sibling} could not be taken over: {error}")
+                self.spool.tell(f"{sibling} could not be taken over: {error}")
             finally:
                 lock.release()
 
 
-def _folders_in(folder: Path) -> list[Path]:
-    """Nothing where it is not this user's: others may write into a temporary folder."""
+def _agents_in(root: Path) -> list[Path]:
+    """Folders of agents; what else lies there (a user's own ``agent/``) is none of ours."""
     try:
-        if folder.stat().st_uid != os.getuid():
-            return []
-        return sorted(path for path in folder.iterdir() if path.is_dir())
+        return sorted(path.parent for path in (root / "agent").glob(f"*/{_LOCK}"))
     except OSError:
         return []
+
+
+def _is_private(root: Path) -> bool:
+    """Whether nobody else can have put anything there: others may write into the folder above."""
+    try:
+        about = root.lstat()
+    except OSError:
+        return False
+    private = not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and private
 
 
 def measuring_lock(root: Path, name: str) -> FileLock:
@@ -191,5 +200,11 @@ def open_some_home(instance: str) -> tuple[Home, str]:
         if isinstance(error, InstanceTakenError):
             raise
         root = temporary_root()
+        root.mkdir(mode=0o700, exist_ok=True)
+        if not _is_private(root):
+            raise PermissionError(
+                f"{root} is not a folder of this user's alone, so outcomes cannot be kept there; "
+                f"the usual place failed: {error}"
+            ) from error
         home = open_home(root, instance)
         return home, f"outcomes are kept in {root}, because the usual place failed: {error}"

@@ -124,29 +124,36 @@ class Spool:
                 self._disk.sync_folder(self.folder)
             except OSError as error:
                 # It stays and is delivered again, which a store ignores.
-                self.messages.append(f"{path} could not be removed: {error}")
+                self.tell(f"{path} could not be removed: {error}")
             return True
+
+    def tell(self, message: str) -> None:
+        """Add to `messages`, once for as long as it stands there."""
+        if message not in self.messages:
+            self.messages.append(message)
 
     def adopt(self, other: Path) -> int:
         """Take over the outcomes in `other`, the folder of an agent that is gone; how many.
 
-        What it had put aside comes too.
+        What it had put aside comes too. `OSError` when something of it could not be taken.
         """
-        taken = 0
+        taken, left = 0, 0
         with self._lock:
             for damaged in sorted(other.glob(f"{_QUARANTINE}/*")):
-                self._put_aside(damaged, f"it lay so in {other}")
+                left += not self._put_aside(damaged, f"it lay so in {other}")
             held = self._files()
             for source in sorted(other.glob(f"*{_SUFFIX}")):
                 key = _key_of(source)
                 if key is None or key in held:
                     why = "an outcome with its key is here already" if key else "its name"
-                    self._put_aside(source, why)
+                    left += not self._put_aside(source, why)
                     continue
                 held[key] = self._take(source)
                 taken += 1
             if taken:
                 self._disk.sync_folder(self.folder)
+        if left:
+            raise OSError(f"{left} damaged files of it could not be moved")
         return taken
 
     def _take(self, source: Path) -> Path:
@@ -198,7 +205,7 @@ class Spool:
         try:
             data = path.read_bytes()
         except OSError as error:
-            self.messages.append(f"{path} cannot be read: {error}")
+            self.tell(f"{path} cannot be read: {error}")
             return None
         if _digest(data) != path.name.split(".")[-2]:
             self._put_aside(path, "its bytes are not those that were written")
@@ -257,7 +264,7 @@ class Spool:
 
     def _drop(self, key: Key, path: Path, why: str) -> int:
         """Put a short outcome in its place; its bytes. An old note itself goes for good."""
-        self.messages.append(f"dropped: the outcome of {key.job_id}, attempt {key.attempt}: {why}")
+        self.tell(f"dropped: the outcome of {key.job_id}, attempt {key.attempt}: {why}")
         data = self._read(path)
         if data is None:
             return 0
@@ -277,13 +284,13 @@ class Spool:
         try:
             self._write(key, encoded)
         except SpoolError as error:
-            self.messages.append(f"it stays for now: {error}")
+            self.tell(f"it stays for now: {error}")
             return len(data)
         self._disk.remove(path)
         return len(encoded)
 
-    def _put_aside(self, path: Path, why: str) -> None:
-        """Into quarantine, where at most the newest few stay."""
+    def _put_aside(self, path: Path, why: str) -> bool:
+        """Into quarantine, where at most the newest few stay; False when it cannot be moved."""
         corner = self.folder / _QUARANTINE
         target = corner / path.name
         try:
@@ -292,9 +299,10 @@ class Spool:
             for old in sorted(corner.iterdir(), key=_modified)[:-_MAX_QUARANTINED]:
                 old.unlink(missing_ok=True)
         except OSError as error:
-            self.messages.append(f"{path} is damaged ({why}) and cannot be moved: {error}")
-            return
-        self.messages.append(f"{path.name} was put aside in {corner}: {why}")
+            self.tell(f"{path} is damaged ({why}) and cannot be moved: {error}")
+            return False
+        self.tell(f"{path.name} was put aside in {corner}: {why}")
+        return True
 
 
 def _digest(data: bytes) -> str:

@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,72 @@ def test_a_home_that_cannot_be_written_falls_back(
     assert "the usual place failed" in why
     home.spool.put(encode(Outcome("job", 1, "ramp", "ok")))
     home.close()
+
+
+@pytest.fixture
+def other_disk() -> Iterator[Path]:
+    """A folder on another file system than the tests' own."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev:
+        pytest.skip("there is no second file system to write to")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+def test_what_was_kept_in_the_temporary_folder_is_taken_over(
+    tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that started on a full disk and died: the next one finds its outcomes, across file
+    systems."""
+    monkeypatch.setattr("tempfile.tempdir", str(other_disk))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PICHAK_HOME", str(tmp_path / "file" / "below"))
+    first, _ = open_some_home("node")
+    first.spool.put(encode(Outcome("kept", 1, "ramp", "ok")))
+    damaged = first.spool.put(encode(Outcome("damaged", 1, "ramp", "ok")))
+    damaged.write_bytes(b"x")
+    assert [key.job_id for key, _ in first.spool.pending()] == ["kept"]
+    first.close()
+    monkeypatch.setenv("PICHAK_HOME", str(tmp_path / "home"))
+    second, why = open_some_home("node")
+    assert why == ""
+    assert [key.job_id for key, _ in second.spool.pending()] == ["kept"]
+    assert [path.name for path in (second.folder / "spool" / "quarantine").iterdir()] == [
+        damaged.name
+    ]
+    assert list(other_disk.rglob("*.mpk")) == []
+    second.close()
+
+
+@pytest.mark.parametrize("how", ["open to others", "a link", "a file"])
+def test_a_temporary_folder_of_others_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    root = tmp_path / f"pichak-{os.getuid()}"
+    mine = tmp_path / "mine"
+    (mine / "agent" / "precious").mkdir(parents=True)
+    (mine / "agent" / "precious" / "lock").touch()
+    if how == "a link":
+        root.symlink_to(mine)
+    elif how == "a file":
+        root.touch()
+    else:
+        mine.rename(root)
+        root.chmod(0o777)
+    open_home(tmp_path / "home", "node").close()
+    assert len(list(tmp_path.rglob("precious/lock"))) == 1
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PICHAK_HOME", str(tmp_path / "file" / "below"))
+    with pytest.raises(OSError, match=r"not a folder of this user's alone|File exists"):
+        open_some_home("node")
+    assert len(list(tmp_path.rglob("precious/lock"))) == 1
+
+
+def test_a_users_own_folder_named_agent_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "agent" / "of_the_user").mkdir(parents=True)
+    open_home(tmp_path, "node").close()
+    assert (tmp_path / "agent" / "of_the_user").is_dir()
 
 
 def test_a_sibling_that_cannot_be_read_is_told(tmp_path: Path) -> None:

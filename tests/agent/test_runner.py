@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from pichak_agent import launch
 from pichak_agent.frames import MAX_TOTAL_BYTES
 from pichak_agent.messages import MAX_BYTES, Job, Outcome, decode
 from pichak_agent.runner import run
+from pichak_core.devices.job_group import PREFIX, make_group
 from pichak_core.devices.processes import descendants, started_at
 
 MIB = 1024**2
@@ -641,6 +643,70 @@ def test_the_out_of_memory_killer_is_named_on_evidence() -> None:
         group.rmdir()
     assert outcome.status == "killed"
     assert "SIGKILL, likely by the kernel's out-of-memory killer (oom_kill in" in outcome.error
+
+
+# -- its control group ----------------------------------------------------------------------------
+
+
+def groups() -> set[Path]:
+    """Control groups of jobs that this process started: each below the same one."""
+    probe = make_group(f"look-{os.getpid()}", 0)
+    if isinstance(probe, str):
+        pytest.skip(f"no control group can be made: {probe}")
+    probe.remove()
+    return set(probe.folder.parent.glob(f"{PREFIX}*"))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("last", ["pass", "os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)"])
+def test_a_process_that_cut_every_tie_ends_with_the_job(last: str) -> None:
+    """Double-forked, without the job's variables, and its warden killed before any look."""
+    groups()
+    name, sleeps = f"stranger-{os.getpid()}", "import time; time.sleep(300)"
+    program = child(
+        "if os.fork() == 0:\n"
+        "  os.setsid()\n"
+        "  if os.fork() == 0:\n"
+        "    os.closerange(0, 64)\n"
+        f"    os.execve(sys.executable, ['p', '-c', {sleeps!r}, {name!r}], {{}})\n"
+        f"  os._exit(0)\nos.wait()\n{last}"
+    )
+    outcome = start(program)
+    assert outcome.status == ("ok" if last == "pass" else "killed")
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [line for line in commands if name.encode() in line and b"time.sleep" in line]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "work", ["pass", "os._exit(3)", "os.kill(os.getppid(), 9)", HOG, "time.sleep(300)"]
+)
+def test_no_group_is_left(work: str) -> None:
+    seen: set[Path] = set()
+    before = groups()
+
+    def look(_text: str) -> None:
+        # Another test beside this one has its own.
+        seen.update(groups() - before)
+
+    program = child(f"progress('ready')\n{work}")
+    start(program, cap=60 * MIB, on_progress=look, deadline=6.0 if "sleep" in work else 60.0)
+    assert seen
+    mine = [group for group in seen if group.exists() and not (group / "cgroup.procs").read_text()]
+    assert mine == []
+
+
+def test_without_a_group_the_cap_is_held_by_looking_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "make_group", lambda _name, _cap: "not on this machine")
+    outcome = start(child(f"{HOG}time.sleep(300)"), cap=60 * MIB)
+    assert outcome.status == "killed"
+    assert "0.06 GiB is allowed" in outcome.error
+    assert outcome.log_tail.endswith(
+        "[its memory cap was held by looking, not by the kernel: not on this machine]"
+    )
+    assert "by looking" not in start(child("pass")).log_tail
 
 
 def memory_group(limit: int) -> Path:

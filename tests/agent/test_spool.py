@@ -326,6 +326,21 @@ def test_pending_comes_in_portions_the_oldest_first(tmp_path: Path) -> None:
 # -- taking over ------------------------------------------------------------------------------
 
 
+def test_what_cannot_be_taken_over_is_told_and_stays(tmp_path: Path) -> None:
+    dead, heir = Spool(tmp_path / "dead"), Spool(tmp_path / "heir")
+    dead.put(outcome("theirs"))
+    strange = dead.folder / "strange.mpk"
+    strange.write_bytes(b"x")
+    (heir.folder / "quarantine").write_text("no folder can be made here")
+    for _ in range(3):
+        with pytest.raises(OSError, match="1 damaged files of it could not be moved"):
+            heir.adopt(dead.folder)
+    assert strange.exists()
+    assert [key.job_id for key, _ in heir.pending()] == ["theirs"]
+    # Said once, however often it is tried.
+    assert len([text for text in heir.messages if "cannot be moved" in text]) == 1
+
+
 def test_adopt_moves_everything_once(tmp_path: Path) -> None:
     dead, heir = Spool(tmp_path / "dead"), Spool(tmp_path / "heir")
     dead.put(outcome("theirs"))

@@ -199,11 +199,23 @@ class Soak:
         sometimes without acknowledging."""
         taken = 0
         for node_id in node_ids & set(self.raylets.nodes):
+            self._ask_problems(node_id)
             for data in self.dispatcher.leftovers(node_id):
                 self.store.record_outcome(data)
                 self.dispatcher.acknowledge_bytes(node_id, data)
                 taken += 1
         return taken
+
+    def _ask_problems(self, node_id: str) -> None:
+        import ray
+
+        from pichak_agent.ray_actor import actor_name
+
+        try:
+            agent = ray.get_actor(actor_name(node_id), namespace="pichak")
+            self.problems.update(ray.get(agent.hello.remote(), timeout=5.0)["problems"])
+        except (ValueError, ray.exceptions.RayError):
+            return
 
     def _sample(self) -> None:
         self.coordinator.sample()
