@@ -67,7 +67,7 @@ ASKS_FIRST: dict[str, frozenset[str]] = {
         {"statvfs", "sysconf", "sched_getaffinity", "resource"}
     ),
     "pichak_core/devices/other.py": frozenset({"getloadavg"}),
-    "pichak_core/devices/processes.py": frozenset({"sysconf", "resource"}),
+    "pichak_core/devices/processes.py": frozenset({"sysconf", "resource", "pwd"}),
     "pichak_core/devices/windows_pdh.py": frozenset({"winreg"}),
     "pichak_core/measure/_disk_files.py": frozenset({"posix_fadvise"}),
 }

@@ -1,5 +1,8 @@
 """What a job can be: one function for each kind, run in the job's own process.
 
+What was true of the machine meanwhile is part of every result: beside each measurement of a
+fingerprint and of an all-reduce, with the rungs of a ramp, and as ``conditions`` in the others.
+
 Each takes the job's `params`, `progress` (a line about what is being done) and `partial` (what the
 result would be if it ended now), and returns the result as plain values.
 """
@@ -12,7 +15,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pichak_agent.messages import KINDS
-from pichak_core.measure import Context, probes, run_probes
+from pichak_core.measure import (
+    Context,
+    counted_conditions,
+    probes,
+    run_probes,
+    watched_conditions,
+)
 from pichak_core.measurement import Fingerprint
 
 Progress = Callable[[str], None]
@@ -74,7 +83,9 @@ def task(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> 
     from pichak_core.tune.jobs import task_job
 
     _enter(params)
-    return task_job(params, progress=progress, partial=partial)
+    with watched_conditions(str(params.get("device") or "cpu")) as conditions:
+        made = task_job(params, progress=progress, partial=partial)
+    return {**made, "conditions": conditions}
 
 
 def ramp(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> dict[str, Any]:
@@ -103,21 +114,27 @@ def net_listen(
     """The listening end of link tests."""
     from pichak_agent.link_jobs import listen_job
 
-    return listen_job(params, progress=progress, partial=partial)
+    with counted_conditions() as conditions:
+        made = listen_job(params, progress=progress, partial=partial)
+    return {**made, "conditions": conditions}
 
 
 def net_reach(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> dict[str, Any]:
     """Which of its peers this machine can open a connection to."""
     from pichak_agent.link_jobs import reach_job
 
-    return reach_job(params, progress=progress, partial=partial)
+    with counted_conditions() as conditions:
+        made = reach_job(params, progress=progress, partial=partial)
+    return {**made, "conditions": conditions}
 
 
 def net_link(params: Mapping[str, Any], *, progress: Progress, partial: Partial) -> dict[str, Any]:
     """One link, measured in both directions from this end."""
     from pichak_agent.link_jobs import link_job
 
-    return link_job(params, progress=progress, partial=partial)
+    with counted_conditions() as conditions:
+        made = link_job(params, progress=progress, partial=partial)
+    return {**made, "conditions": conditions}
 
 
 def collective(

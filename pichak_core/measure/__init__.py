@@ -197,6 +197,18 @@ def watched_conditions(device: str) -> Iterator[dict[str, Scalar]]:
     found.update(window.found)
 
 
+@contextmanager
+def counted_conditions() -> Iterator[dict[str, Scalar]]:
+    """`watched_conditions` from the system's counters alone, for what a sampling thread would
+    disturb: the round trip of a packet."""
+    from pichak_core.devices.host import this_host
+    from pichak_core.measure._conditions import counted
+
+    found: dict[str, Scalar] = {}
+    with counted(this_host(), found):
+        yield found
+
+
 def run_one(probe: Probe, context: Context, conditions: Conditions | None = None) -> list[Reading]:
     """One measurement's readings, one for each of its metrics, whatever happens inside it.
 

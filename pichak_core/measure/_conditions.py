@@ -74,6 +74,25 @@ class Window:
     found: dict[str, Scalar] = field(default_factory=dict)
 
 
+@contextmanager
+def counted(host: Host, found: dict[str, Scalar]) -> Iterator[None]:
+    """What the system's own counters say of a block, put into `found` when it ends; no thread and
+    no child meanwhile."""
+    cpu: CpuWindow | None = None
+    with contextlib.suppress(*_ABSENT):
+        cpu = CpuWindow(host)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(*_ABSENT):
+            use = cpu.end() if cpu else None
+            if use is not None:
+                found["cpu.steal_percent"] = round(use.steal_percent, 3)
+                found["cpu.load_others_cores"] = round(use.others_cores, 3)
+        with contextlib.suppress(*_ABSENT):
+            found["cpu.load_average_1m"] = host.load_average()
+
+
 class Conditions:
     """Samples one machine and at most one GPU of it. `close()` ends its thread and its child."""
 
@@ -110,19 +129,10 @@ class Conditions:
         self._gpu.clear()
         if self._live:
             self._live.latest()
-        cpu: CpuWindow | None = None
-        with contextlib.suppress(*_ABSENT):
-            cpu = CpuWindow(self._host)
         try:
-            yield window
+            with counted(self._host, window.found):
+                yield window
         finally:
-            with contextlib.suppress(*_ABSENT):
-                use = cpu.end() if cpu else None
-                if use is not None:
-                    window.found["cpu.steal_percent"] = round(use.steal_percent, 3)
-                    window.found["cpu.load_others_cores"] = round(use.others_cores, 3)
-            with contextlib.suppress(*_ABSENT):
-                window.found["cpu.load_average_1m"] = self._host.load_average()
             if self._frequencies:
                 window.found["cpu.frequency_mhz"] = round(median(self._frequencies), 1)
             window.found.update(gpu_conditions(self.gpu_readings()))

@@ -88,6 +88,8 @@ def test_a_link_has_every_reading(listening: Listening) -> None:
     listening.thread.join(20)
     told = listening.result["listener"]
     assert (told["served"], told["refused"], told["is_local"]) == (1, 0, True)
+    for end in (done, listening.result):
+        assert 0 <= end["conditions"]["cpu.steal_percent"] <= 100
     # The other end has the same link, with sending and receiving exchanged.
     here, there = done["fingerprint"], listening.result["fingerprint"]
     assert len(there) == len(PARTS)
