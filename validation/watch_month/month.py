@@ -8,19 +8,17 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from pichak_coordinator import schedule
 from pichak_coordinator.records import NodeRecord, Row
-from pichak_coordinator.schedule import HOUR, Charge, Depth, Entry, Policy
-from pichak_coordinator.watch_events import ident, judge_probe
-from pichak_coordinator.watch_memory import Memory
+from pichak_coordinator.schedule import HOUR, Depth, Entry, Policy
+from pichak_coordinator.simulated_watch import SimulatedWatch
+from pichak_coordinator.watch_events import Event
 from pichak_core.measurement import Fingerprint, Measurement
 
 DAY = 86400.0
-#: How often the schedule is looked at, and the stretch in which starts are counted.
-LOOK = 600.0
+#: The stretch in which starts are counted.
 STEP = 1800.0
 MODELS = {"H100": 4.0, "A100": 2.5, "L40S": 1.8, "L4": 1.0}
 COPY, MATMUL, HOST, DISK = (
@@ -103,77 +101,27 @@ class Month:
             name: {metric: 1 + 0.01 * self.draw.gauss(0, 1) for metric in FULL}
             for name in self.names
         }
-        self.memories: dict[tuple[str, str], Memory] = {}
-        self.latest: dict[tuple[str, str], Row] = {}
-        self.charges: list[Charge] = []
         self.digest = hashlib.sha256()
 
     def run(self) -> Month:
         """The whole time."""
-        first = (schedule.first(self.policy, name, 0.0) for name in self.names)
-        self.entries = {entry.node: entry for entry in first}
-        now = 0.0
-        while now < self.days * DAY:
-            at = now
-            while self._round(at):
-                at += 60.0
-            now = max(now + LOOK, math.ceil(at / LOOK) * LOOK)
+        watch = SimulatedWatch(self.policy, self.names, self._rows, COST, self._event)
+        watch.run(0.0, self.days * DAY)
+        self.entries, self.starts = watch.entries, watch.starts
         return self
 
-    def _round(self, now: float) -> bool:
-        """Begin and end what is due; whether second looks are due now."""
-        probed: dict[str, tuple[Depth, float]] = {}
-        while True:
-            self.charges = [c for c in self.charges if c.started > now - HOUR]
-            # Those of this round that wait to be judged take nobody's place.
-            room = replace(self.policy, most_at_once=self.policy.most_at_once + len(probed))
-            made = schedule.decide(room, list(self.entries.values()), self.charges, probed, now)
-            if not made.probes:
-                break
-            for probe in made.probes:
-                self.entries[probe.node] = schedule.begun(
-                    self.policy, self.entries[probe.node], probe.depth, now
-                )
-                self.charges.append(Charge(now, COST[probe.depth]))
-                self.starts.append((now, probe.node, probe.depth))
-                probed[probe.node] = (probe.depth, now)
-            now += max(COST[probe.depth] for probe in made.probes)
-        self._judge(probed, now)
-        return any(e.again for e in self.entries.values()) and bool(probed)
+    def _rows(self, node: str, depth: Depth, now: float) -> list[Row]:
+        row = self._measure(node, depth, now)
+        return [] if row is None else [row]
 
-    def _judge(self, probed: dict[str, tuple[Depth, float]], now: float) -> None:
-        rows = []
-        for node, (depth, at) in probed.items():
-            row = self._measure(node, depth, at)
-            if row is None:
-                if not self.entries[node].failing:
-                    self._tell(now, node, "probe_failed", "", "fail")
-                self.entries[node] = schedule.ended(
-                    self.policy, self.entries[node], depth, now, "failed"
-                )
-            else:
-                rows.append(row)
-        for each in judge_probe(rows, list(self.latest.values()), self.memories, {}):
-            node, key = each.row.node.node, ident(each.row.node)
-            self.memories[key] = each.memory
-            for event in each.events:
-                kind = event["event"]
-                finding = event.get("finding") or {}
-                metric = finding.get("metric") or event["change"]["metric"]
-                self._tell(now, node, kind, metric, finding.get("severity", "warn"))
-            self.entries[node] = schedule.ended(
-                self.policy,
-                self.entries[node],
-                probed[node][0],
-                now,
-                "restless" if each.restless else "quiet",
-                noise=each.noise,
-                look_again=each.fresh,
-            )
-            old = self.latest.pop(key, None)
-            merged = Fingerprint({**old.fingerprint, **each.row.fingerprint} if old else
-                                 each.row.fingerprint)  # fmt: skip
-            self.latest[key] = replace(each.row, fingerprint=merged)
+    def _event(self, now: float, told: Event) -> None:
+        kind = told["event"]
+        if kind == "probe_failed":
+            self._tell(now, told["node"], kind, "", "fail")
+            return
+        finding = told.get("finding") or {}
+        metric = finding.get("metric") or told["change"]["metric"]
+        self._tell(now, told["node"], kind, metric, finding.get("severity", "warn"))
 
     def _measure(self, node: str, depth: Depth, now: float) -> Row | None:
         fault = self.faults.get(node)
