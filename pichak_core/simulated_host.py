@@ -42,6 +42,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ class SimulatedHost:
 
     def fingerprint(self, device: str, at_unix: float) -> Fingerprint:
         """Every chosen metric that the device has, with noise and with the faults of that time."""
-        units = {m.name: m.unit for probe in probes().values() for m in probe.metrics}
+        units = _units()
         told: dict[str, Scalar] = dict(self.metrics)
         if device != "cpu":
             told |= {"gpu.name": self.gpu, "gpu.uuid": self._uuid(device)}
@@ -262,6 +263,12 @@ class _Device(FakeDevice):
 
     def describe(self) -> str:
         return f"{self.named} (simulated)"
+
+
+@cache
+def _units() -> dict[str, str]:
+    """Every metric's unit."""
+    return {m.name: m.unit for probe in probes().values() for m in probe.metrics}
 
 
 def _digest(*parts: object) -> str:

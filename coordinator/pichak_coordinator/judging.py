@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from pichak_coordinator.judge import judge
+from pichak_coordinator.records import Finding
 from pichak_coordinator.store import Store
 
 
-def judge_run(store: Store, run: str) -> int:
-    """Judge every row of `run`, keep what is found, and return how many findings that was."""
+def judge_run(
+    store: Store, run: str, seen: Mapping[tuple[str, str], Sequence[Finding]] | None = None
+) -> int:
+    """Judge every row of `run`, keep what is found, and return how many findings that was.
+
+    What the run before it found is looked at a second time; so is `seen`, what other probes of a
+    (node, device) found before.
+    """
     earlier = {key: row.findings for key, row in store.previous_rows(run).items()}
+    for key, more in (seen or {}).items():
+        earlier[key] = (*earlier.get(key, ()), *more)
     found = judge(store.rows_of(run), history=store.earlier_values(run), earlier=earlier)
     for (node, device), findings in found.items():
         if findings:

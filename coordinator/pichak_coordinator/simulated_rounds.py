@@ -52,11 +52,12 @@ def put_profile(
     *,
     settings: Mapping[str, Any],
     silent: Set[str] = frozenset(),
+    seen: Mapping[tuple[str, str], Sequence[Finding]] | None = None,
     say: Callable[[int], None] = lambda _: None,
 ) -> str:
     """One ``fleet profile`` of all `hosts` at the clock's time: fingerprint and ramp of each
-    device, judged; a `silent` host gives nothing. Returns the run; `say` hears how many hosts are
-    in."""
+    device, judged; a `silent` host gives nothing. `seen` are findings of probes before this one,
+    for the second look. Returns the run; `say` hears how many hosts are in."""
     request = ProfileRequest(model="simulated", seq_len=1024)
     run = store.begin_run("fleet profile", {**request.settings(), **settings, "simulated": True})
     hellos = [hello_of(host, number) for number, host in enumerate(hosts, 1)]
@@ -75,26 +76,36 @@ def put_profile(
                             outcomes.append(_answer(host, job, device, clock.now))
             store.record_outcomes(outcomes)
         say(min(len(hosts), first + _BATCH))
-    judge_run(store, run)
+    judge_run(store, run, seen)
     store.finish_run(run)
     return run
 
 
-def put_probe(
+def put_probes(
     store: Store,
-    run: str,
-    host: SimulatedHost,
-    node: str,
-    found: Mapping[str, Fingerprint],
-    now: float,
-) -> None:
-    """One probe of a watch: a fingerprint of each device, as it was read."""
+    clock: Clock,
+    depth: str,
+    probes: Sequence[
+        tuple[float, str, SimulatedHost, Mapping[str, Any], Mapping[str, Fingerprint]]
+    ],
+) -> str:
+    """Probes of a watch as one run: (time, node, host, hello, device -> what was read) of each."""
     request = ProfileRequest(model="simulated")
-    for number, (device, fingerprint) in enumerate(found.items()):
-        job = request.fingerprint_job(f"{run}-{node}-fingerprint-{number}", 1, device)
-        store.record_job(run, job, node=node, device=device)
-        result = {"fingerprint": fingerprint.to_dict(), "device": device}
-        store.record_outcome(_outcome(host, job, result, now))
+    now = clock.now
+    clock.now = probes[0][0]
+    run = store.begin_run("fleet watch", {"depth": depth, "simulated": True})
+    with store.atomically():
+        for at, node, host, hello, found in probes:
+            clock.now = at
+            store.record_node(run, hello, node=node)
+            for number, (device, fingerprint) in enumerate(found.items()):
+                job = request.fingerprint_job(f"{run}-{node}-fingerprint-{number}", 1, device)
+                store.record_job(run, job, node=node, device=device)
+                result = {"fingerprint": fingerprint.to_dict(), "device": device}
+                store.record_outcome(_outcome(host, job, result, at))
+    store.finish_run(run)
+    clock.now = now
+    return run
 
 
 def _jobs(request: ProfileRequest, name: str, number: int, device: str) -> Iterable[Job]:
@@ -189,11 +200,15 @@ def put_network(
     def keep(job: Job, node: str, result: Mapping[str, Any]) -> None:
         store.record_outcome(_outcome(by_name[node], job, result, clock.now))
 
+    asked: dict[str, list[str]] = {name: [] for name in names}
+    for one, other in wanted:
+        asked[one].append(other)
+        asked[other].append(one)
     with store.atomically():
         for name in names:
             keep(job_of("net_listen", name), name, {"listener": {"refused": 0}})
         for name in names:
-            answers = [_reach(name, peer, (name, peer) in closed) for peer in names if peer != name]
+            answers = [_reach(name, peer, (name, peer) in closed) for peer in asked[name]]
             matrix = matrix.with_reach(answers)
             told = {metric_name(a.server): a.as_dict() for a in answers}
             keep(job_of("net_reach", name), name, {"reach": told})

@@ -39,8 +39,9 @@ def _nobody(*_: object) -> None:
 class SimulatedWatch:
     """One watch of `nodes`; `run` fills the rest.
 
-    `cost_seconds` is what a probe of each depth is taken to last. `tell` hears each event at once,
-    `keep` each probe when it was judged, `say` the time as it goes on.
+    `cost_seconds` is what a probe of one device is taken to last at each depth; a node has one
+    where `devices` does not say otherwise, and they are probed one after the other. `tell` hears
+    each event at once, `keep` each probe when it was judged, `say` the time as it goes on.
     """
 
     policy: Policy
@@ -50,6 +51,7 @@ class SimulatedWatch:
     tell: Tell = _nobody
     keep: Kept = _nobody
     say: Callable[[float], None] = _nobody
+    devices: Mapping[str, int] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
     memories: dict[Ident, Memory] = field(default_factory=dict)
     latest: dict[Ident, Row] = field(default_factory=dict)
@@ -58,8 +60,10 @@ class SimulatedWatch:
 
     def run(self, begin: float, end: float) -> None:
         """From `begin` to `end`, in the clock's seconds."""
-        first = (schedule.first(self.policy, name, begin) for name in self.nodes)
-        self.entries = {entry.node: entry for entry in first}
+        self.entries = {
+            name: schedule.first(self.policy, name, begin, devices=self.devices.get(name, 1))
+            for name in self.nodes
+        }
         now = begin
         while now < end:
             at = now
@@ -68,6 +72,10 @@ class SimulatedWatch:
             steps = math.ceil((at - begin) / LOOK_SECONDS)
             now = max(now + LOOK_SECONDS, begin + steps * LOOK_SECONDS)
             self.say(min(now, end))
+
+    def seconds(self, node: str, depth: Depth) -> float:
+        """What a probe of this node is taken to last."""
+        return self.cost_seconds[depth] * self.devices.get(node, 1)
 
     def _round(self, now: float) -> bool:
         """Begin and end what is due; whether second looks are due now."""
@@ -83,10 +91,10 @@ class SimulatedWatch:
                 self.entries[probe.node] = schedule.begun(
                     self.policy, self.entries[probe.node], probe.depth, now
                 )
-                self.charges.append(Charge(now, self.cost_seconds[probe.depth]))
+                self.charges.append(Charge(now, self.seconds(probe.node, probe.depth)))
                 self.starts.append((now, probe.node, probe.depth))
                 probed[probe.node] = (probe.depth, now)
-            now += max(self.cost_seconds[probe.depth] for probe in made.probes)
+            now += max(self.seconds(probe.node, probe.depth) for probe in made.probes)
         self._judge(probed, now)
         return any(e.again for e in self.entries.values()) and bool(probed)
 

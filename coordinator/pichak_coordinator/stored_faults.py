@@ -1,12 +1,16 @@
-"""What a network test found after a profile, put beside the profile's own findings."""
+"""What a network test found after a profile, and what a watch holds open, put beside the profile's
+own findings."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pichak_coordinator.records import Row
+from pichak_coordinator.records import Finding, Row
 from pichak_coordinator.store_read import Reader
+from pichak_coordinator.watch_events import ident
+from pichak_coordinator.watch_memory import Memory
 
 
 def with_network_findings(store: Reader, run: str, rows: Sequence[Row]) -> list[Row]:
@@ -29,5 +33,28 @@ def with_network_findings(store: Reader, run: str, rows: Sequence[Row]) -> list[
         more = [f for f in found.get((row.node.node, ""), []) if f.key not in known]
         keys = {finding.key for finding in more}
         kept = [f for f in row.findings if f.key not in keys]
-        made.append(replace(row, findings=tuple(sorted([*kept, *more], key=lambda f: f.order))))
+        made.append(replace(row, findings=tuple(sorted([*kept, *more], key=_order))))
     return made
+
+
+def with_watch_findings(store: Reader, rows: Sequence[Row]) -> list[Row]:
+    """The rows, each with what `pichak fleet watch` holds open of its device now and its own run
+    did not find."""
+    held = {
+        (node, device): Memory.from_dict(json.loads(text)).findings
+        for node, device, text in store.each("SELECT node, device, memory_json FROM watch_devices")
+    }
+    made = []
+    for row in rows:
+        known = {finding.key for finding in row.findings}
+        more = [
+            replace(f, evidence={**f.evidence, "seen_by": "fleet watch"})
+            for f in held.get(ident(row.node), ())
+            if f.key not in known
+        ]
+        made.append(replace(row, findings=tuple(sorted([*row.findings, *more], key=_order))))
+    return made
+
+
+def _order(finding: Finding) -> tuple[int, bool, str, str]:
+    return finding.order

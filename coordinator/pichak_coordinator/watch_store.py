@@ -115,14 +115,16 @@ class WatchStore(Store):
         with self._lock, translated(self.path), transaction(self._db):
             self._put_charge(probe, charge)
             self._put_entries([entry])
-            self._db.executemany(
-                "INSERT OR REPLACE INTO watch_devices VALUES (?, ?, ?)",
-                [
-                    (node, device, json.dumps(json_safe(memory.as_dict())))
-                    for (node, device), memory in memories.items()
-                ],
-            )
+            self._put_memories(memories)
             return self._put_events(events)
+
+    def remember(
+        self, entries: Iterable[Entry], memories: Mapping[tuple[str, str], Memory]
+    ) -> None:
+        """Schedule and memories as a whole, of a watch that took place elsewhere."""
+        with self._lock, translated(self.path), transaction(self._db):
+            self._put_entries(entries)
+            self._put_memories(memories)
 
     def memory(self, node: str, device: str) -> Memory:
         """What is remembered of a device; nothing where it was never probed."""
@@ -204,6 +206,15 @@ class WatchStore(Store):
         self._db.executemany(
             "INSERT OR REPLACE INTO watch_nodes VALUES (?, ?)",
             [(entry.node, json.dumps(entry.as_dict())) for entry in entries],
+        )
+
+    def _put_memories(self, memories: Mapping[tuple[str, str], Memory]) -> None:
+        self._db.executemany(
+            "INSERT OR REPLACE INTO watch_devices VALUES (?, ?, ?)",
+            [
+                (node, device, json.dumps(json_safe(memory.as_dict())))
+                for (node, device), memory in memories.items()
+            ],
         )
 
     def _put_charge(self, probe: str, charge: Charge) -> None:

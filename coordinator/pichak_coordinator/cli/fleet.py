@@ -37,6 +37,11 @@ class FleetGroup(LazyGroup):
             "history",
             "Show stored runs, or one metric over time.",
         ),
+        "simulate": (
+            "pichak_coordinator.cli.fleet_simulate",
+            "simulate",
+            "Try a whole fleet, and a watch over it, without machines.",
+        ),
         "report": (
             "pichak_coordinator.cli.fleet_report",
             "report",
@@ -54,7 +59,8 @@ class FleetGroup(LazyGroup):
     "  pichak fleet compare --sort disk\n"
     "  pichak fleet pick 4 --prices prices.toml --by cost\n"
     "  pichak fleet history\n"
-    "  pichak fleet report --html fleet.html\n",
+    "  pichak fleet report --html fleet.html\n"
+    "  pichak fleet simulate --nodes 50 --days 7 --store sim.db\n",
 )
 def fleet() -> None:
     """Profile, compare and follow a fleet of machines."""

@@ -96,7 +96,7 @@ def report(
     from pichak_coordinator.report.content import content
     from pichak_coordinator.report.page import MissingExtraError, page
     from pichak_coordinator.report.writing import NotOursError, check_place, write_page
-    from pichak_coordinator.stored_faults import with_network_findings
+    from pichak_coordinator.stored_faults import with_network_findings, with_watch_findings
 
     if html == _STDOUT:
         if as_json:
@@ -112,6 +112,8 @@ def report(
             chosen = chosen_run(store.runs(), run)
             found = store.run(chosen)
             rows = with_network_findings(store, chosen, store.rows_of(chosen))
+            if chosen == chosen_run(store.runs(), ""):
+                rows = with_watch_findings(store, rows)
             tell_unknown(book, rows)
             if found is None or not rows:
                 raise UserError(f"the run {chosen} has no node; `pichak fleet history` lists runs")

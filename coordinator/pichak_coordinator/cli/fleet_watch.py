@@ -34,7 +34,7 @@ from pichak_coordinator.cli.progress import Progress
 
 if TYPE_CHECKING:
     from pichak_coordinator.metrics_server import MetricsServer
-    from pichak_coordinator.schedule import Policy
+    from pichak_coordinator.schedule import Depth, Policy
     from pichak_coordinator.watch import Tally
     from pichak_coordinator.watch_probe import Requests
     from pichak_coordinator.watch_store import WatchStore
@@ -252,21 +252,12 @@ def _policy(
     requests: Requests,
     seed: int,
 ) -> Policy:
-    from pichak_coordinator.schedule import DEPTHS, Depth, Policy
+    from pichak_coordinator.schedule import DEPTHS, Policy
     from pichak_coordinator.timetable import Cron, QuietHours, TimetableError
 
     names: dict[str, Depth] = {depth: depth for depth in DEPTHS}
-    intervals: dict[Depth, float] = dict(Policy().every_seconds)
+    intervals = intervals_of(every, Policy().every_seconds)
     calendar: dict[Depth, Cron] = {}
-    for text in every:
-        name, _, length = text.partition("=")
-        if name not in names:
-            raise UserError(f"--every {text}: write light=10m or full=24h, or light=never")
-        intervals.pop(names[name], None)
-        if length != "never":
-            intervals[names[name]] = _length(f"--every {text}", length)
-            if intervals[names[name]] < _LEAST_SECONDS:
-                raise UserError(f"--every {text}: at least {_LEAST_SECONDS:.0f} s")
     try:
         for text in crons:
             name, _, expression = text.partition("=")
@@ -281,7 +272,7 @@ def _policy(
         every_seconds=intervals,
         cron=calendar,
         quiet=quiet,
-        budget_seconds=_budget(budget) if budget else None,
+        budget_seconds=budget_of(budget) if budget else None,
         longest_seconds=requests.longest_seconds(),
         most_at_once=parallel,
         seed=seed % (MOST_SEED + 1),
@@ -299,7 +290,26 @@ def _policy(
     return made
 
 
-def _budget(text: str) -> float:
+def intervals_of(every: Sequence[str], default: Mapping[Depth, float]) -> dict[Depth, float]:
+    """``--every``: seconds by depth, of which ``never`` leaves one out."""
+    from pichak_coordinator.schedule import DEPTHS
+
+    names: dict[str, Depth] = {depth: depth for depth in DEPTHS}
+    intervals = dict(default)
+    for text in every:
+        name, _, length = text.partition("=")
+        if name not in names:
+            raise UserError(f"--every {text}: write light=10m or full=24h, or light=never")
+        intervals.pop(names[name], None)
+        if length != "never":
+            intervals[names[name]] = _length(f"--every {text}", length)
+            if intervals[names[name]] < _LEAST_SECONDS:
+                raise UserError(f"--every {text}: at least {_LEAST_SECONDS:.0f} s")
+    return intervals
+
+
+def budget_of(text: str) -> float:
+    """``--budget``: probe-seconds an hour."""
     length, separator, unit = text.partition("/")
     if separator and unit != "h":
         raise UserError(f"--budget {text}: write probe-time an hour, as in 120s/h or 10m/h")
