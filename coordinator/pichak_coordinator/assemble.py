@@ -14,6 +14,9 @@ from pichak_coordinator.records import Finding, JobRecord, NodeRecord, Row
 from pichak_core.measurement import Fingerprint, Measurement
 from pichak_core.plan import Plan
 
+#: Kinds of which a device has one job in a run.
+_ONCE = frozenset({"fingerprint", "task", "ramp"})
+
 
 def rows_of_node(
     node: str,
@@ -50,7 +53,9 @@ def rows_of_node(
             if part.plan is not None and (plan is None or part.outcome.kind == "ramp"):
                 plan = part.plan
         errors = [node_error] if node_error else []
-        errors += [text for job in mine if (text := _job_error(job))]
+        # A run that was resumed did again what had not come to its end.
+        done = {job.kind for job in mine if job.state == "done" and job.kind in _ONCE}
+        errors += [text for job in mine if job.kind not in done and (text := _job_error(job))]
         some = [*findings.get((node, ""), ()), *findings.get((node, device), ())]
         rows.append(
             Row(

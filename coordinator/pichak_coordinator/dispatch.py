@@ -255,6 +255,13 @@ class Dispatcher:
                 del self._flights[ref]
                 self._quietly_cancel(flight)
 
+    def cancel_on(self, node_id: str, job_id: str) -> None:
+        """Have a job ended that an earlier coordinator sent; its outcome goes to the spool."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, OSError, KeyError):
+            ray.get(self._agents[node_id].cancel.remote(job_id), timeout=QUICK_SECONDS)
+
     def _quietly_cancel(self, flight: _Flight) -> None:
         import ray
 

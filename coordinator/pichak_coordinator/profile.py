@@ -7,6 +7,7 @@ Nothing reaches the user that is not in the store first.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pichak_agent.messages import Job, MessageError
+from pichak_agent.messages import Job
 from pichak_coordinator import jobs
 from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.courier import Courier, Work
 from pichak_coordinator.dispatch import AgentFailedError, Dispatcher
 from pichak_coordinator.guesses import RampGuesses
+from pichak_coordinator.remains import Remains, done_before, task_before
 from pichak_coordinator.request import ProfileRequest, python_workload
 from pichak_coordinator.store import Store
 from pichak_coordinator.target import Target, targets_of
@@ -47,9 +49,11 @@ class Profiler:
     store: Store
     watcher: Watcher
     run_id: str
+    resumed: bool = False
     clock: Callable[[], float] = time.monotonic
     targets: list[Target] = field(default_factory=list)
     task: Plan | None = None
+    _suffix: str = ""
     _guesses: RampGuesses = field(default_factory=RampGuesses)
     _task_error: str = ""
     _task_settled: bool = False
@@ -59,6 +63,7 @@ class Profiler:
         self.courier = Courier(
             self.dispatcher, self.store, self.run_id, self._on_finished, self.clock
         )
+        self.remains = Remains(self.dispatcher, self.store, self.watcher.say)
 
     @property
     def interrupted(self) -> bool:
@@ -78,6 +83,7 @@ class Profiler:
             finally:
                 for target in self.targets:
                     target.release()
+                self.remains.settle({t.node.node_id for t in self.targets if t.hello})
                 self.dispatcher.forget_files()
         return self.targets
 
@@ -90,7 +96,11 @@ class Profiler:
         self.targets = targets_of(nodes, hellos, identities, self.request.device)
         for target in self.targets:
             target.since = self.clock()
-        self._take_leftovers()
+        answering = {t.identity: t.node.node_id for t in self.targets if t.hello}
+        self.remains.collect(answering.values())
+        self.remains.end_open_jobs(answering)
+        if self.resumed:
+            self._go_on()
         self._learn_from_the_run_before()
         self._lease()
         for target in self.targets:
@@ -101,10 +111,12 @@ class Profiler:
                 self._record_unsent(target, "fingerprint", "failed", target.error)
         self._show()
         ready = [t for t in self.targets if not t.ended]
-        if ready:
+        if ready and not self._task_settled:
             self._next_task("")
         for target in ready:
-            if target.phase == "queued":
+            if target.fingerprinted:
+                self._maybe_ramp(target)
+            elif target.phase == "queued":
                 self._fingerprint(target)
 
     def _record_nodes(
@@ -126,19 +138,18 @@ class Profiler:
                 identities[node.node_id] = self.store.record_node(self.run_id, place, error=why)
         return identities
 
-    def _take_leftovers(self) -> None:
-        """Outcomes of an earlier run whose coordinator went away before it could store them."""
-        taken = 0
-        for node_id in {t.node.node_id for t in self.targets if t.hello}:
-            for data in self.dispatcher.leftovers(node_id):
-                try:
-                    taken += self.store.record_outcome(data)
-                except MessageError as error:
-                    self.watcher.say(f"an old result was refused and stays on its node: {error}")
-                    continue
-                self.dispatcher.acknowledge_bytes(node_id, data)
-        if taken:
-            self.watcher.say(f"{_count(taken, 'result')} of an earlier run collected")
+    def _go_on(self) -> None:
+        """Take what this run had measured before it was cut off."""
+        self._suffix = f".{secrets.token_hex(2)}"
+        done = done_before(self.store, self.run_id)
+        for target in self.targets:
+            kinds = done.get((target.identity, target.device), set())
+            target.fingerprinted = "fingerprint" in kinds
+            if "ramp" in kinds:
+                target.end()
+        labels = {target.identity: target.label for target in self.targets}
+        self.task = task_before(self.store, self.run_id, lambda node: labels.get(node, node))
+        self._task_settled = self.task is not None
 
     def _learn_from_the_run_before(self) -> None:
         before = self.store.previous_run(self.run_id)
@@ -231,7 +242,7 @@ class Profiler:
         return files
 
     def _job_id(self, target: Target, kind: str) -> str:
-        return f"{self.run_id}-{kind}-{target.number}"
+        return f"{self.run_id}-{kind}-{target.number}{self._suffix}"
 
     # -- ends -------------------------------------------------------------------------------------
 

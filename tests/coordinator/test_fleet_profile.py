@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pichak_coordinator.cut_runs import open_jobs
 from pichak_coordinator.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -256,6 +257,42 @@ def test_interrupting_keeps_what_was_measured_and_leaves_no_process(
     assert any("value" in m for n in nodes for m in n["fingerprint"].values())
     assert any("interrupted" in (n["error"] or "") for n in nodes)
     wait_for(lambda: not job_children(home.parent))
+
+
+def test_a_killed_coordinator_goes_on_where_it_was(cluster: Any, tmp_path: Path) -> None:
+    arguments = ["fleet", "profile", "--model", f"{WORKLOADS}:make", "--limit", "4", "--json"]
+    arguments += [*LITTLE, "--at-once", "1"]
+    process = start(*arguments, home=tmp_path, address=cluster.address)
+    wait_for(lambda: ended(tmp_path, "fingerprint") > 0, process)
+    process.kill()
+    process.communicate(timeout=60)
+    with Store.open(tmp_path / "fleet.db") as store:
+        (run,) = store.runs()
+        assert run.finished_unix is None
+        assert open_jobs(store)
+        before = {job.job_id: job for job in store.jobs(run.run) if job.state == "done"}
+
+    done = pichak(*arguments, "--resume", home=tmp_path, address=cluster.address)
+    assert done.returncode == 0, done.stderr
+    nodes = profiled(done)["nodes"]
+    assert [bool(n["error"]) for n in nodes] == [False, False]
+    assert all("micro_batch" in n["plan"]["values"] for n in nodes)
+    assert all("value" in n["fingerprint"]["cpu.usable_cores"] for n in nodes)
+    with Store.open(tmp_path / "fleet.db") as store:
+        (run,) = store.runs()
+        assert run.finished_unix is not None
+        assert open_jobs(store) == []
+        jobs = store.jobs(run.run)
+        assert {job.state for job in jobs} <= {"done", "failed", "cancelled"}
+        # What was done is done: nothing of it was measured again.
+        done_jobs = [job for job in jobs if job.state == "done"]
+        assert set(before) <= {job.job_id for job in done_jobs}
+        for kind, most in (("fingerprint", 2), ("ramp", 2), ("task", 1)):
+            assert len([job for job in done_jobs if job.kind == kind]) == most
+    again = pichak(*arguments, "--resume", home=tmp_path, address=cluster.address)
+    assert again.returncode == 2
+    assert "came to its end: there is nothing to resume" in again.stderr
+    wait_for(lambda: not job_children(tmp_path))
 
 
 def start(*arguments: str, home: Path, address: str) -> subprocess.Popen[str]:

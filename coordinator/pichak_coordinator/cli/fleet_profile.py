@@ -84,6 +84,9 @@ if TYPE_CHECKING:
     help="Longest time for a job: fingerprint=, task= or ramp=; may be repeated.",
 )
 @click.option(
+    "--resume", is_flag=True, help="Go on with the last profile, which was cut off or interrupted."
+)
+@click.option(
     "--at-once",
     type=click.IntRange(min=1),
     metavar="N",
@@ -103,6 +106,7 @@ def profile(
     insecure: bool,
     network: bool | None,
     deadlines: Sequence[str],
+    resume: bool,
     at_once: int | None,
     sort: str,
     prices: Path | None,
@@ -125,10 +129,10 @@ def profile(
     request = profile_request(asked, deadlines)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
-        run = store.begin_run("fleet profile", request.settings())
+        run = _run_of(store, request, resume)
         try:
             interrupted, timing, links = _measure(
-                *(request, store, run, address, insecure, network, at_once)
+                *(request, store, run, address, insecure, network, at_once, resume)
             )
         finally:
             store.finish_run(run)
@@ -142,6 +146,29 @@ def profile(
     return _exit_code(rows, strict)
 
 
+def _run_of(store: Store, request: ProfileRequest, resume: bool) -> str:
+    """The run to put results in: a new one, or the one that is to go on."""
+    from pichak_coordinator.cut_runs import count_ended, run_to_go_on
+
+    settings = request.settings()
+    try:
+        cut = run_to_go_on(store, "fleet profile", settings)
+    except ValueError as error:
+        if resume:
+            raise UserError(str(error)) from error
+        return store.begin_run("fleet profile", settings)
+    done, jobs = count_ended(store, cut.run)
+    if resume:
+        return cut.run
+    if cut.finished_unix is None:
+        click.echo(
+            f"pichak: {cut.run} was cut off when {done} of {jobs} jobs were done; --resume goes on "
+            "with it, this is a new profile",
+            err=True,
+        )
+    return store.begin_run("fleet profile", settings)
+
+
 def _measure(
     request: ProfileRequest,
     store: Store,
@@ -150,6 +177,7 @@ def _measure(
     insecure: bool,
     network: bool | None,
     at_once: int | None,
+    resume: bool,
 ) -> tuple[bool, dict[str, float], NetReport | None]:
     """Join the cluster, profile it, leave; (interrupted, seconds by what they went to, links)."""
     from pichak_coordinator.cluster import Cluster, ClusterError
@@ -173,7 +201,9 @@ def _measure(
             if not nodes:
                 raise NothingMeasuredError(f"{where} has no living node (`ray status` shows why)")
             dispatcher = Dispatcher(cluster)
-            profiler = Profiler(request, cluster, dispatcher, store, _Watcher(progress), run)
+            profiler = Profiler(
+                *(request, cluster, dispatcher, store, _Watcher(progress), run), resumed=resume
+            )
             profiler.courier.most_in_flight = at_once or MOST_IN_FLIGHT
             targets = profiler.run(nodes)
             links, began = None, time.monotonic()

@@ -1,0 +1,89 @@
+"""Runs whose coordinator went away: their open jobs, what became of them, and which can go on.
+
+One writer has the store at a time, so a job that is open when a command begins has nobody who waits
+for it any more. Its agent may have ended it meanwhile, may still be at it, or may be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pichak_coordinator.records import Run
+from pichak_coordinator.store import Store
+
+_NOBODY = "its coordinator went away before it ended, and no result of it came back"
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """A job that had not ended when its coordinator went away."""
+
+    job_id: str
+    run: str
+    node: str
+
+
+def open_jobs(store: Store) -> list[OpenJob]:
+    """Every job without a final state, the oldest first."""
+    found = store.each(
+        "SELECT job_id, run, node FROM jobs WHERE run IS NOT NULL "
+        "AND state NOT IN ('done', 'failed', 'cancelled') ORDER BY changed_unix, job_id"
+    )
+    return [OpenJob(*record) for record in found]
+
+
+def settle(store: Store, jobs: Iterable[OpenJob]) -> int:
+    """Give each of them its final state, by the outcome that came meanwhile or for want of one; how
+    many there were. One that has its final state keeps it."""
+    settled = 0
+    for job in jobs:
+        found = store.each(
+            "SELECT status FROM outcomes WHERE job_id = ? ORDER BY status = 'ok' DESC, "
+            "attempt DESC LIMIT 1",
+            job.job_id,
+        )
+        status = next((str(record[0]) for record in found), "")
+        if status == "ok":
+            settled += store.set_job_state(job.job_id, "done")
+        elif status == "cancelled":
+            error = "its coordinator went away, so it was ended"
+            settled += store.set_job_state(job.job_id, "cancelled", error=error)
+        else:
+            error = f"{status}, while its coordinator was away" if status else _NOBODY
+            settled += store.set_job_state(job.job_id, "failed", error=error)
+    return settled
+
+
+def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run:
+    """The last run of `command`, if it was cut off or interrupted and had the same `settings`.
+
+    `ValueError` says in a sentence why there is none.
+    """
+    last = next((run for run in store.runs() if run.command == command), None)
+    if last is None:
+        raise ValueError(f"no {command} is in {store.path}, so none can go on")
+    ended = [job.state for job in store.jobs(last.run)]
+    if last.finished_unix is not None and "cancelled" not in ended:
+        raise ValueError(
+            f"the last {command}, {last.run}, came to its end: there is nothing to resume"
+        )
+    differing = sorted(
+        name
+        for name in {*last.settings, *settings}
+        if last.settings.get(name) != settings.get(name)
+    )
+    if differing:
+        told = ", ".join(
+            f"{name} {last.settings.get(name)!r} where now {settings.get(name)!r} is asked"
+            for name in differing
+        )
+        raise ValueError(f"{last.run} cannot go on with other settings: it had {told}")
+    return last
+
+
+def count_ended(store: Store, run: str) -> tuple[int, int]:
+    """(jobs that were done, all jobs) of a run."""
+    states = [job.state for job in store.jobs(run)]
+    return states.count("done"), len(states)

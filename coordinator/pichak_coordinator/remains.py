@@ -1,0 +1,72 @@
+"""What earlier coordinators left on the nodes: outcomes in spools, and jobs that still run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from pichak_agent.messages import MessageError, Outcome, decode
+from pichak_coordinator.cut_runs import OpenJob, open_jobs, settle
+from pichak_coordinator.dispatch import Dispatcher
+from pichak_coordinator.store import Store
+from pichak_core.plan import Plan
+
+
+class Remains:
+    """Collects it at the beginning of a run, and again at its end for what ended meanwhile."""
+
+    def __init__(self, dispatcher: Dispatcher, store: Store, say: Callable[[str], None]) -> None:
+        self._dispatcher = dispatcher
+        self._store = store
+        self._say = say
+        self._open: list[OpenJob] = []
+
+    def collect(self, node_ids: Iterable[str]) -> None:
+        """Outcomes whose coordinator went away before it could store them."""
+        taken = 0
+        for node_id in node_ids:
+            for data in self._dispatcher.leftovers(node_id):
+                try:
+                    taken += self._store.record_outcome(data)
+                except MessageError as error:
+                    self._say(f"an old result was refused and stays on its node: {error}")
+                    continue
+                self._dispatcher.acknowledge_bytes(node_id, data)
+        if taken:
+            self._say(f"{taken} result{'' if taken == 1 else 's'} of an earlier run collected")
+
+    def end_open_jobs(self, node_ids: Mapping[str, str]) -> None:
+        """Nobody waits for jobs that still run for an earlier coordinator; `node_ids` are Ray's by
+        the identity of the node."""
+        self._open = open_jobs(self._store)
+        for job in self._open:
+            if job.node in node_ids:
+                self._dispatcher.cancel_on(node_ids[job.node], job.job_id)
+
+    def settle(self, node_ids: Iterable[str]) -> None:
+        """Give those jobs their final state; what they left is taken first."""
+        if self._open:
+            self.collect(node_ids)
+            settle(self._store, self._open)
+
+
+def done_before(store: Store, run: str) -> dict[tuple[str, str], set[str]]:
+    """(node, device) -> the kinds of its jobs that were done in `run`."""
+    made: dict[tuple[str, str], set[str]] = {}
+    for job in store.jobs(run):
+        if job.state == "done":
+            made.setdefault((job.node, job.device), set()).add(job.kind)
+    return made
+
+
+def task_before(store: Store, run: str, label_of: Callable[[str], str]) -> Plan | None:
+    """The task's numbers that `run` has measured already, saying on which node."""
+    found = store.each(
+        "SELECT jobs.node, data FROM jobs JOIN outcomes USING (job_id) "
+        "WHERE run = ? AND kind = 'task' AND status = 'ok' ORDER BY attempt",
+        run,
+    )
+    for node, data in found:
+        record = decode(bytes(data), Outcome).result.get("task")
+        if isinstance(record, dict):
+            return Plan.from_dict(record).measured_on(label_of(str(node)))
+    return None
