@@ -23,7 +23,9 @@ from pichak_agent.home import open_home, open_some_home
 from pichak_agent.identity import describe_node
 from pichak_agent.locks import wait_for
 from pichak_agent.messages import Job, Outcome, clip_text, decode, encode
+from pichak_agent.own_jobs import OwnJobs
 from pichak_agent.spool import Key, SpoolError
+from pichak_agent.telemetry import Telemetry
 from pichak_agent.versions import own_versions
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ PENDING_BYTES = 64 * 1024**2
 _CLOSE_SECONDS = 8.0
 _MAX_EARLY_CANCELS = 256
 _MAX_PROBLEMS = 50
+#: Of the worst that a greeting tells.
+_MAX_FINDINGS = 50
 
 
 @dataclass
@@ -51,7 +55,8 @@ class Agent:
     """Runs jobs on this node. `instance` names its folder below `root` (`home.py`).
 
     `lock_wait_seconds` bounds the wait for what a job measures. `run_job` has `runner.run`'s form,
-    `describe` that of `describe_node`.
+    `describe` that of `describe_node`. `telemetry` makes, from the home's root, what samples this
+    node until `close`; without it nobody does.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Agent:
         lock_wait_seconds: float = LOCK_WAIT_SECONDS,
         run_job: Callable[..., bytes] = runner.run,
         describe: Callable[[], dict[str, Any]] = describe_node,
+        telemetry: Callable[[Path], Telemetry] | None = None,
     ) -> None:
         self._problems: deque[str] = deque(maxlen=_MAX_PROBLEMS)
         if root is None:
@@ -79,13 +85,19 @@ class Agent:
         self._unspooled: dict[Key, bytes] = {}
         self._cancelled_early: dict[str, None] = {}
         self._closing = False
+        self._own_jobs = OwnJobs(self._home.root)
+        self._telemetry = telemetry(self._home.root) if telemetry else None
+        if self._telemetry is not None:
+            self._telemetry.start()
 
     def hello(self) -> dict[str, Any]:
-        """Who answers: `describe_node`'s values, `instance`, and `problems`, a sentence each."""
+        """Who answers: `describe_node`'s values, `instance`, `problems`, a sentence each, and
+        `findings`: what is wrong by the node's readings now (`WatchFinding.as_dict`)."""
         return {
             **self._describe(),
             "instance": self._home.instance,
             "problems": [*self._problems, *self._home.spool.messages],
+            "findings": self._findings(),
         }
 
     def run(self, job_bytes: bytes) -> bytes:
@@ -175,6 +187,8 @@ class Agent:
         until = time.monotonic() + _CLOSE_SECONDS
         for each in running:
             each.done.wait(max(0.0, until - time.monotonic()))
+        if self._telemetry is not None:
+            self._telemetry.stop()
         self._home.close()
 
     def _attempt(self, job: Job, running: _Running) -> bytes:
@@ -197,12 +211,13 @@ class Agent:
         folder = self._home.work / f"files-{job.job_id}.{job.attempt}"
         try:
             params = self._files.resolve(job.params, folder)
-            return self._run_job(
-                replace(job, params=params),
-                on_progress=lambda text: setattr(running, "progress", text),
-                cancel=running.cancel,
-                workdir=self._home.work,
-            )
+            with self._own_jobs.running(job):
+                return self._run_job(
+                    replace(job, params=params),
+                    on_progress=lambda text: setattr(running, "progress", text),
+                    cancel=running.cancel,
+                    workdir=self._home.work,
+                )
         except FileError as error:
             return _ended(job, "refused", str(error))
         except OSError as error:
@@ -228,6 +243,12 @@ class Agent:
                     lost = next(iter(self._unspooled))
                     del self._unspooled[lost]
                     self._note(f"dropped: the outcome of {lost.job_id}, attempt {lost.attempt}")
+
+    def _findings(self) -> list[dict[str, Any]]:
+        if self._telemetry is None:
+            return []
+        found = [f for f in self._telemetry.findings() if f.get("state") != "resolved"]
+        return found[:_MAX_FINDINGS]
 
     def _note(self, problem: str) -> None:
         _LOG.warning(problem)

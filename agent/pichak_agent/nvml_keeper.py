@@ -195,6 +195,7 @@ class NvmlKeeper:
         self.fresh_gap = ""
         self._starting_cpu += answer.cpu_seconds
         old, self._session = self._session, fresh
+        self._full_at = now
         self._remember(answer.report, now)
         if old is not None:
             old.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 from pichak_agent.daemon import Agent
 from pichak_agent.messages import SCHEMA, Job, Outcome, encode
+from pichak_agent.telemetry import Telemetry
 from pichak_agent.versions import own_versions
 from pichak_core.measure import probes
 from pichak_core.measurement import Fingerprint
@@ -69,7 +70,7 @@ def agent_of_node(instance: str, variables: Mapping[str, str] = os.environ) -> A
     `OSError` when its file is no longer what it was."""
     said = variables.get(VARIABLE)
     if not said:
-        return Agent(instance)
+        return Agent(instance, telemetry=Telemetry)
     told = json.loads(said)
     host = load_host(Path(told["file"]), str(told["name"]), float(told["started_unix"]))
     return simulated_agent(host, instance)

@@ -20,12 +20,12 @@ from pichak_agent.host_sampler import HostSampler, steady_seconds
 from pichak_agent.locks import FileLock
 from pichak_agent.metrics_text import metrics_text
 from pichak_agent.nvml_keeper import NvmlKeeper
+from pichak_agent.own_jobs import OwnJobs, telemetry_folder
 from pichak_agent.readings import OwnUse, Reading
 from pichak_agent.watch import Watch
 from pichak_agent.watch_rules import RULES
 from pichak_core.devices.host import Host, this_host
 from pichak_core.devices.nvml_session import NvmlSession
-from pichak_core.devices.processes import boot_id
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class Telemetry:
     """Samples this node from `start()` to `stop()`, or reads the state of the process that does.
 
     `home` is the root that every agent of the node shares. `start_nvml` makes the session that
-    reads NVML, None for a node without. `own` tells which jobs of this agent run at that moment.
+    reads NVML, None for a node without. `own` tells which jobs of the node's agents run at that
+    moment (by default `OwnJobs`).
     """
 
     def __init__(
@@ -58,16 +59,17 @@ class Telemetry:
         *,
         host: Host | None = None,
         start_nvml: Callable[[], NvmlSession] | None = NvmlSession,
-        own: Callable[[], Iterable[OwnUse]] = tuple,
+        own: Callable[[], Iterable[OwnUse]] | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
         ring_readings: int = RING_READINGS,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = steady_seconds,
     ) -> None:
-        self.folder = home / "telemetry" / (boot_id() or "machine")
+        self.folder = telemetry_folder(home)
         self.state_file = self.folder / "state.json"
         self._file_lock = FileLock(self.folder / "lock")
-        self._own, self._clock, self._steady = own, clock, steady
+        self._own = OwnJobs(home).uses if own is None else own
+        self._clock, self._steady = clock, steady
         self._sampler = HostSampler(host or this_host(), home, clock=clock, steady=steady)
         self._keeper = None if start_nvml is None else NvmlKeeper(start_nvml, clock=steady)
         self._watch = Watch(RULES)

@@ -13,6 +13,7 @@ from pichak_agent.daemon import Agent
 from pichak_agent.locks import FileLock
 from pichak_agent.messages import Job, MessageError, Outcome, decode, encode
 from pichak_agent.spool import Spool, SpoolError
+from pichak_agent.telemetry import Telemetry
 
 
 class FakeRun:
@@ -291,3 +292,31 @@ def test_a_closed_agent_touches_nothing_of_its_heir(tmp_path: Path, fake: FakeRu
     assert call.outcome().status == "ok"
     assert heir.pending() == [call.bytes()]
     heir.close()
+
+
+def test_a_greeting_tells_what_the_telemetry_found(tmp_path: Path) -> None:
+    class Found(Telemetry):
+        def findings(self) -> list[dict[str, Any]]:
+            states = ["confirmed", "resolved", *["suspected"] * 60]
+            return [{"code": f"c{n}", "state": state} for n, state in enumerate(states)]
+
+    agent = Agent("one", root=tmp_path, telemetry=lambda home: Found(home, start_nvml=None))
+    try:
+        found = agent.hello()["findings"]
+        assert len(found) == 50
+        assert [f["code"] for f in found[:3]] == ["c0", "c2", "c3"]
+        assert agent._telemetry is not None
+        until = time.monotonic() + 10
+        while not agent._telemetry.ring():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        agent.close()
+    assert not agent._telemetry.owner
+    assert agent._telemetry._thread is None
+
+
+def test_an_agent_without_telemetry_finds_nothing(tmp_path: Path) -> None:
+    agent = Agent("one", root=tmp_path)
+    assert agent.hello()["findings"] == []
+    agent.close()
