@@ -94,7 +94,7 @@ def found(name: str, seconds: int = 400) -> dict[str, str]:
         ("container_lost_device", {"nvml_lost"}),  # field case 5
         ("falls_off_bus", {"gpu_lost"}),  # field case 26
         ("jetson_stub", set()),  # field case 7
-        ("laptop", {"gpu_power_limit", "gpu_slowed"}),  # 80 of 115 W, and hot; field case 25
+        ("laptop", {"gpu_power_limit", "gpu_slowed"}),  # 35 of 80 W, and hot; field case 25
         ("mig_a100", set()),
         ("unified_gb10", {"gpu_foreign_process"}),  # one program computes
         ("version_mismatch", set()),
