@@ -7,6 +7,7 @@ again by what does not change. A machine whose GPUs changed is another node, and
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -48,20 +49,26 @@ def node_identity(hello: Mapping[str, Any]) -> str:
     return f"n-{digest[:_HASH_DIGITS]}"
 
 
-def node_identities(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+def node_identities(
+    hellos: Sequence[Mapping[str, Any]], known: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[str]:
     """One identity for each hello of a run, in the order given.
 
     Several agents on one machine that hold the same GPUs (or none) get ``-2``, ``-3`` …, by their
     address, host name and agent id in that order, so that the order in which they answered does
-    not matter.
+    not matter. `known` are the identities that the run has given already, with their hellos: who
+    is at the same place keeps its own, also where others of its machine are missing now.
     """
     made = [node_identity(hello) for hello in hellos]
+    kept = {(node_identity(h), *_place(h)[:2]): name for name, h in (known or {}).items()}
     order = sorted(range(len(hellos)), key=lambda i: (made[i], _place(hellos[i]), i))
     names = [""] * len(hellos)
-    count: dict[str, int] = {}
+    taken = set(known or {})
     for i in order:
-        count[made[i]] = count.get(made[i], 0) + 1
-        names[i] = made[i] if count[made[i]] == 1 else f"{made[i]}-{count[made[i]]}"
+        own = kept.pop((made[i], *_place(hellos[i])[:2]), "")
+        numbers = (made[i] if n == 1 else f"{made[i]}-{n}" for n in itertools.count(1))
+        names[i] = own or next(name for name in numbers if name not in taken)
+        taken.add(names[i])
     return names
 
 

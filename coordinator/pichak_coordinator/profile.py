@@ -21,6 +21,7 @@ from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.courier import Courier, Work
 from pichak_coordinator.dispatch import AgentFailedError, Dispatcher
 from pichak_coordinator.guesses import RampGuesses
+from pichak_coordinator.identity import node_identities
 from pichak_coordinator.remains import Remains, done_before, task_before
 from pichak_coordinator.request import ProfileRequest, python_workload
 from pichak_coordinator.store import Store
@@ -129,7 +130,10 @@ class Profiler:
                 place = {"address": node.address, "host": node.host, "node_id": node.node_id}
                 labels = dict(node.labels)
                 answered.append((node.node_id, {**hello, **place, "labels": labels}))
-        names = self.store.record_nodes(self.run_id, [hello for _, hello in answered])
+        greeted = [hello for _, hello in answered]
+        before = self.store.hellos_of(self.run_id) if self.resumed else {}
+        named = node_identities(greeted, {n: hello for n, hello in before.items() if hello})
+        names = self.store.record_nodes(self.run_id, greeted, named)
         identities = dict(zip((node_id for node_id, _ in answered), names, strict=True))
         for node in nodes:
             why = hellos[node.node_id]

@@ -149,6 +149,16 @@ def test_agents_on_one_machine_are_told_apart_in_a_stable_order(order: list[int]
     assert node_identities([hellos[i] for i in order]) == [want[i] for i in order]
 
 
+def test_who_is_at_the_same_place_keeps_its_identity_where_others_are_missing() -> None:
+    hellos = [{"machine_id": "m", "host": f"c{n}", "address": f"10.0.0.{n}"} for n in range(4)]
+    names = node_identities(hellos[:3])
+    known = dict(zip(names, hellos, strict=False))
+    assert node_identities(hellos[1:3], known) == names[1:3]
+    # One that is new gets a number that nobody has, also where a lower one is away.
+    assert node_identities([hellos[3], hellos[2]], known) == [f"{names[0]}-4", names[2]]
+    assert node_identities(hellos[1:3]) == names[:2]  # in a run of their own
+
+
 def test_a_hello_becomes_a_record_of_each_device() -> None:
     hello = {
         "host": "h",
