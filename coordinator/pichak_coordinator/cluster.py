@@ -35,6 +35,8 @@ CONNECT_SECONDS = 5.0
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HEAD_RESOURCE = "node:__internal_head__"
+#: A node with this label is left out: a head that only schedules, a coordinator's own machine.
+LEFT_OUT = ("pichak.io/measure", "no")
 #: What the labels begin with that Ray itself puts on a node.
 _RAYS_OWN = "ray.io/"
 #: What `pichak agent run` says of its node: the name it was given, and that nothing of it is real.
@@ -59,6 +61,11 @@ class ClusterNode:
     is_head: bool
     death_reason: str = ""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def left_out(self) -> bool:
+        """Its owner does not want it measured (`LEFT_OUT`)."""
+        return self.labels.get(LEFT_OUT[0]) == LEFT_OUT[1]
 
     @classmethod
     def from_ray(cls, record: Mapping[str, Any]) -> ClusterNode:
@@ -189,10 +196,10 @@ class Cluster:
         return sorted(found, key=lambda n: (not n.is_head, n.address, n.node_id))
 
     def wait_for_nodes(self, timeout_seconds: float = 20.0) -> list[ClusterNode]:
-        """The living nodes; waits for the first one to register."""
+        """The living nodes that may be measured; waits for the first one to register."""
         end = time.monotonic() + timeout_seconds
         while True:
-            alive = [node for node in self.nodes() if node.alive]
+            alive = [node for node in self.nodes() if node.alive and not node.left_out]
             if alive or time.monotonic() > end:
                 return alive
             time.sleep(0.2)

@@ -87,7 +87,9 @@ class Members:
 
     def look(self, now: float) -> Moves:
         """Who is there now that was not, and the reverse. Never waits."""
-        alive = {node.node_id: node for node in self._cluster.nodes() if node.alive}
+        alive = {
+            node.node_id: node for node in self._cluster.nodes() if node.alive and not node.left_out
+        }
         moves = Moves()
         for ray_id in [i for i in self._by_ray_id if i not in alive]:
             moves.left.append(self._by_ray_id.pop(ray_id))

@@ -61,6 +61,18 @@ def test_insecure_is_the_users_own_word(monkeypatch: pytest.MonkeyPatch) -> None
     assert "without authentication" not in str(caught.value)
 
 
+def test_a_node_that_its_owner_leaves_out_is_not_among_those_to_measure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def node(name: str, **labels: str) -> ClusterNode:
+        return ClusterNode(name, name, "10.0.0.1", True, 4.0, 0, False, labels=labels)
+
+    found = [node("head", **{"pichak.io/measure": "no"}), node("a", **{"pichak.io/measure": "yes"})]
+    cluster = Cluster.__new__(Cluster)
+    monkeypatch.setattr(cluster, "nodes", lambda: [*found, node("b")])
+    assert [n.node_id for n in cluster.wait_for_nodes(0.0)] == ["a", "b"]
+
+
 def test_a_node_as_ray_describes_it() -> None:
     record = {
         "NodeID": "ab",

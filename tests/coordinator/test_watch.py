@@ -80,6 +80,7 @@ class Host:
     lost_gpu: bool = False
     status: str = "ok"
     model: str = "Xeon"
+    labels: dict[str, str] = field(default_factory=dict)
     speed: dict[str, float] = field(default_factory=lambda: {COPY: 1e4, MATMUL: 40.0, DISK: 500.0})
 
 
@@ -102,7 +103,16 @@ class Fleet:
 
     def nodes(self) -> list[ClusterNode]:
         return [
-            ClusterNode(f"ray-{name}", name, f"10.0.0.{i}", host.alive, 4.0, host.gpus, i == 0)
+            ClusterNode(
+                f"ray-{name}",
+                name,
+                f"10.0.0.{i}",
+                host.alive,
+                4.0,
+                host.gpus,
+                i == 0,
+                labels=host.labels,
+            )
             for i, (name, host) in enumerate(self.hosts.items())
         ]
 
@@ -511,6 +521,16 @@ def test_a_second_watch_of_the_same_store_is_refused_until_the_first_is_gone(
         process.communicate()
         with store.held():
             pass
+
+
+def test_a_node_that_its_owner_leaves_out_is_not_probed(clock: Clock, tmp_path: Path) -> None:
+    fleet = Fleet(cpus(2, head=Host(labels={"pichak.io/measure": "no"})), clock)
+    _, told = watched(fleet, tmp_path / "fleet.db", once=True)
+    assert {t["host"] for t in told} == {"h0", "h1"}
+    assert {name for _, name, _ in fleet.jobs} == {"h0", "h1"}
+    fleet.hosts["head"].labels.clear()
+    _, told = watched(fleet, tmp_path / "fleet.db", once=True)
+    assert "head" in {t["host"] for t in told}
 
 
 def test_one_round_is_one_round_also_where_it_takes_longer_than_the_interval(

@@ -383,7 +383,9 @@ def _watch(
         nodes = cluster.wait_for_nodes()
         where = "a local Ray" if cluster.local else f"the cluster at {cluster.address}"
         if not nodes:
-            raise NothingMeasuredError(f"{where} has no living node (`ray status` shows why)")
+            raise NothingMeasuredError(
+                f"{where} has no living node to measure (`ray status` shows why)"
+            )
         progress.say(f"watching {where}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}")
         sender = Sender(webhook, store, progress.say, time.time) if webhook else None
         end = math.inf if for_seconds is None else time.monotonic() + for_seconds
