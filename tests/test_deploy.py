@@ -66,12 +66,21 @@ def test_yaml_parses_and_says_nothing_twice(path: Path) -> None:
 _END = re.compile(r"\s(?:#|\||&&|;|>|2>|-- |   )|[`'\n]|\\$")
 
 
-def written(text: str) -> Iterator[list[str]]:
-    """Every ``pichak COMMAND …`` of a text, continued lines joined."""
+def written(path: Path) -> Iterator[list[str]]:
+    """Every ``pichak COMMAND …`` of a file, continued lines joined; of PowerShell what is quoted in
+    backticks, as the rest is sentences."""
+    text = path.read_text(encoding="utf-8")
     joined = re.sub(r"\{\{.*?\}\}", "X", re.sub(r"\\\n[#\s]*", " ", text))
+    if path.suffix == ".ps1":
+        joined = "\n".join(re.findall(r"`(pichak [^`]*)`", joined))
     groups = "|".join(sorted(app.list_commands(click.Context(app))))
     for found in re.finditer(rf"(?<![\w.-])pichak ((?:{groups})\b[^\n]*)", joined):
-        yield shlex.split(_END.split(found.group(1))[0])
+        words = shlex.split(_END.split(found.group(1))[0])
+        yield [word for word in words if not re.fullmatch(r"\$\w+", word)]
+    # Options that a service is given in its environment.
+    for name, options in re.findall(r"^PICHAK_(AGENT|WATCH)_OPTIONS=(.*)$", text, re.M):
+        command = ["agent", "run"] if name == "AGENT" else ["fleet", "watch"]
+        yield [*command, *shlex.split(options)]
 
 
 def listed(value: Any) -> Iterator[list[str]]:
@@ -105,15 +114,15 @@ def parsed(words: list[str]) -> click.Context:
                 if isinstance(each, str):
                     option.type.convert(each, option, context)
     missing = [p.name for p in command.params if p.required and p.name not in given]
-    assert not missing, f"{context.command_path} without {missing}"
+    # A command that stands alone is only named.
+    assert not words or not missing, f"{context.command_path} without {missing}"
     return context
 
 
 def commands() -> list[Any]:
     found = []
     for path in [*FILES, PAGE]:
-        text = path.read_text(encoding="utf-8")
-        lines = list(written(text))
+        lines = list(written(path))
         if path in YAMLS:
             lines += [words for document in documents(path) for words in listed(document)]
         found += [pytest.param(words, id=f"{named(path)}: {' '.join(words)}") for words in lines]
@@ -133,13 +142,13 @@ def test_command_lines_are_found_where_they_stand() -> None:
         for document in documents(path) for words in listed(document)
     }  # fmt: skip
     assert any(words[:2] == ("agent", "run") for words in compose)
-    watch = (DEPLOY / "kubernetes" / "base" / "watch.yaml").read_text(encoding="utf-8")
+    watch = DEPLOY / "kubernetes" / "base" / "watch.yaml"
     (line,) = [
         words for words in written(watch) if words[:2] == ["fleet", "watch"] and len(words) > 2
     ]
-    assert line[-4:] == ["--metrics-port", "9743", "--metrics-host", "0.0.0.0"]
+    assert line[-4:] == ["--metrics-port", "9479", "--metrics-host", "0.0.0.0"]
     with pytest.raises(click.NoSuchOption):
-        parsed(["fleet", "watch", "--metric-port", "9743"])
+        parsed(["fleet", "watch", "--metric-port", "9479"])
     with pytest.raises(AssertionError, match="does not exist"):
         parsed(["fleet", "observe"])
 
@@ -406,7 +415,7 @@ def test_kustomize_builds_it(folder: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = list(yaml.safe_load_all(done.stdout))
-    assert {d["metadata"]["namespace"] for d in made} == {"pichak"}
+    assert {d["metadata"]["namespace"] for d in made} == {"pichak-fleet"}
     images = {c["image"] for d in made for pod in pods(d) for c in pod["containers"]}
     assert len(images) == 1
     assert images.pop().startswith("registry.example.com/pichak-fleet:")

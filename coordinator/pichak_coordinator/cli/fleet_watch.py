@@ -78,7 +78,7 @@ def seconds_of(text: str) -> float:
         "RAY_ADDRESS=10.0.0.1:6379 pichak fleet watch --every light=10m --every full=24h",
         "pichak fleet watch --cron 'full=0 3 * * *' --quiet-hours 22-02 --budget 600s/h",
         "pichak fleet watch --once --strict       # from a timer: exits with 1 on a sure fault",
-        "pichak fleet watch --metrics-port 9743  # http://127.0.0.1:9743/metrics for Prometheus",
+        "pichak fleet watch --metrics-port 9479  # http://127.0.0.1:9479/metrics for Prometheus",
         "pichak fleet watch --webhook https://hooks.example.com/t/1 --webhook-secret-file key",
     )
 )
