@@ -47,6 +47,7 @@ class Remains:
         if self._open:
             self.collect(node_ids)
             settle(self._store, self._open)
+            self._open = []
 
 
 def done_before(store: Store, run: str) -> dict[tuple[str, str], set[str]]:

@@ -118,6 +118,7 @@ class Watch:
                     self._keep_interrupted()
         finally:
             self._close_run()
+            self._members.settle()
             self._pool.shutdown(wait=False, cancel_futures=True)
         return self.tally
 

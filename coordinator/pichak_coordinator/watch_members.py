@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from pichak_agent.messages import MessageError
 from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.dispatch import Dispatcher
 from pichak_coordinator.identity import gpu_uuids, machine_key
 from pichak_coordinator.records import Finding
+from pichak_coordinator.remains import Remains
 from pichak_coordinator.watch_store import COMMAND, WatchStore
 
 LOOK_SECONDS = 10.0
@@ -19,6 +19,8 @@ _AGENT_SECONDS = 60.0
 #: The first wait before an agent that could not be started is tried again; doubled each time.
 _RETRY_SECONDS = 60.0
 _LONGEST_RETRY_SECONDS = 3600.0
+#: How long jobs that an earlier coordinator left may take to bring their outcome home.
+_SETTLE_SECONDS = 60.0
 
 
 @dataclass
@@ -66,7 +68,9 @@ class Members:
         say: Callable[[str], None],
     ) -> None:
         self._cluster, self._dispatcher, self._store = cluster, dispatcher, store
-        self._pool, self._say = pool, say
+        self._pool = pool
+        self._remains = Remains(dispatcher, store, say)
+        self._settle_at: float | None = None
         self._by_ray_id: dict[str, Member] = {}
         self._asked: dict[str, _Asked] = {}
 
@@ -115,14 +119,16 @@ class Members:
                 asked.not_before, asked.tries = now + wait, asked.tries + 1
                 if asked.tries == 1:
                     moves.silent.append((node, answer))
-        moves.joined = self._take(answered)
+        moves.joined = self._take(answered, now)
+        if self._settle_at is not None and now >= self._settle_at:
+            self.settle()
         return moves
 
     def forget(self, ray_id: str) -> None:
         """It is not who it was (its GPUs changed): it joins anew at the next look."""
         self._by_ray_id.pop(ray_id, None)
 
-    def _take(self, answered: list[tuple[ClusterNode, dict[str, Any]]]) -> list[Member]:
+    def _take(self, answered: list[tuple[ClusterNode, dict[str, Any]]], now: float) -> list[Member]:
         if not answered:
             return []
         machines = {machine_key(hello) for _, hello in answered}
@@ -141,19 +147,17 @@ class Members:
             self._by_ray_id[node.node_id] = member
             self._asked.pop(node.node_id, None)
             joined.append(member)
-        self._collect(node.node_id for node, _ in answered)
+        self._remains.collect(node.node_id for node, _ in answered)
+        if self._settle_at is None:
+            # The first to answer: what is open now was left by a watch or a profile that is gone.
+            self._remains.end_open_jobs({m.identity: m.node.node_id for m in joined})
+            self._settle_at = now + _SETTLE_SECONDS
         return joined
 
-    def _collect(self, ray_ids: Iterable[str]) -> None:
-        """Outcomes of probes whose coordinator went away before it could store them."""
-        for ray_id in ray_ids:
-            for data in self._dispatcher.leftovers(ray_id):
-                try:
-                    self._store.record_outcome(data)
-                except MessageError as error:
-                    self._say(f"an old result was refused and stays on its node: {error}")
-                    continue
-                self._dispatcher.acknowledge_bytes(ray_id, data)
+    def settle(self) -> None:
+        """Give jobs of coordinators that went away their final state."""
+        self._settle_at = float("inf")
+        self._remains.settle(self._by_ray_id)
 
 
 def same_node(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

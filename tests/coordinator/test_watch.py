@@ -20,6 +20,7 @@ from pichak_agent.messages import Job, Outcome, decode, encode
 from pichak_coordinator import courier as courier_module
 from pichak_coordinator import watch as watch_module
 from pichak_coordinator.cluster import ClusterNode, Lease
+from pichak_coordinator.cut_runs import open_jobs
 from pichak_coordinator.database import StoreError
 from pichak_coordinator.dispatch import Ended
 from pichak_coordinator.request import ProfileRequest
@@ -463,6 +464,7 @@ def test_killed_anywhere_it_goes_on_loses_nothing_and_keeps_the_budget(
     with WatchStore.open(path) as store:
         stored = {r[0] for r in store._all("SELECT job_id FROM outcomes")}
         ids = [e["id"] for e in store.events()]
+        assert open_jobs(store) == []
     assert {job.job_id for _, _, job in fleet.jobs} == stored
     assert len(ids) == len(set(ids))
 
