@@ -84,9 +84,10 @@ class Companion(Protocol):
 
 @dataclass
 class Service:
-    """One node's service. `say` gets each sentence once. `name` is what only one service of this
-    machine has; `home` is where its agent keeps things; `variables` go to everything that Ray
-    starts here; `simulated` is the file of a simulated host."""
+    """One node's service. `say` gets each sentence once. `name` is what the node is called; a
+    machine has one real service, whatever its name, and as many simulated ones as names. `home` is
+    where its agent keeps things; `variables` go to everything that Ray starts here; `simulated` is
+    the file of a simulated host."""
 
     how: RayStart
     name: str
@@ -100,7 +101,9 @@ class Service:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.files = ServiceFiles(self.name)
+        self.files = ServiceFiles(
+            f"simulated-{self.name}" if self.simulated else socket.gethostname()
+        )
         self.state = ServiceState(
             name=self.name,
             address=self.how.address,
@@ -294,7 +297,7 @@ def simulated_service(how: RayStart, file: Path, say: Callable[[str], None]) -> 
     )
     return Service(
         made,
-        f"simulated-{name}",
+        name,
         say,
         simulated=str(file.absolute()),
         home=default_root() / "simulated" / name,

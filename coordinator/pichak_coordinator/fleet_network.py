@@ -134,7 +134,7 @@ def start_agents(
             gaps.append(f"{node.host or node.address}: {hello}")
             store.record_node(run_id, place, error=hello)
         elif hello.get("simulated"):
-            gaps.append(f"{node.host}: it is simulated and has no network that could be measured")
+            gaps.append(f"{node.host}: simulated, so it has no network that could be measured")
         else:
             answered.append((node, {**hello, **place, "node_id": node.node_id}))
     names = store.record_nodes(run_id, [hello for _, hello in answered])

@@ -37,7 +37,8 @@ class Target:
         host = self.node.host or self.node.address
         suffix = self.identity.split("-", 2)[2:]
         name = f"{host} #{suffix[0]}" if suffix else host
-        return f"{name} {self.device}" if self.wants_gpu else name
+        name = f"{name} {self.device}" if self.wants_gpu else name
+        return f"{name} (simulated)" if self.hello.get("simulated") else name
 
     @property
     def model(self) -> str:

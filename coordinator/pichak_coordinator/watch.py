@@ -225,8 +225,7 @@ class Watch:
         self._store.begin_probe(name, charge, entry)
         self._charges[name], self._entries[probe.node] = charge, entry
         self._begun.add(probe.node)
-        label = member.node.host or member.node.address
-        self._say(f"{label}: {probe.depth} probe ({probe.reason})")
+        self._say(f"{_record(member).label}: {probe.depth} probe ({probe.reason})")
         self._prober.begin(Probing(name, run, member, probe.depth, now))
 
     def _run_for(self, node: str, depth: str, now: float) -> str:
@@ -286,7 +285,7 @@ class Watch:
             self._tell_all([event("left", _record(member), "is no longer in the cluster")])
         for node, why in moves.silent:
             identity = self._store.node_at(node.address, node.host) or ""
-            record = NodeRecord(identity, node.host, node.address)
+            record = NodeRecord(identity, node.host, node.address, simulated=node.simulated)
             self._tell_all([event("probe_failed", record, why)])
         new: list[Entry] = []
         for member in moves.joined:
@@ -453,4 +452,9 @@ def _place(node: ClusterNode, identity: str) -> tuple[str, str, str]:
 
 
 def _record(member: Member) -> NodeRecord:
-    return NodeRecord(member.identity, member.node.host, member.node.address)
+    return NodeRecord(
+        member.identity,
+        member.node.host or member.node.address,
+        member.node.address,
+        simulated=member.hello.get("simulated") is True,
+    )

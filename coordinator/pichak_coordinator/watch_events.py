@@ -118,6 +118,8 @@ def _judged(row: Row, found: Sequence[Finding], memory: Memory) -> Judged:
 def event(kind: str, node: NodeRecord, text: str, **more: Any) -> dict[str, Any]:
     """One event; `text` is what a person reads after the node's name."""
     place = {"node": node.node, "host": node.host, "device": node.device, "name": node.label}
+    if node.simulated:
+        more = {"simulated": True, **more}
     return {"event": kind, **place, "text": text, **more}
 
 

@@ -37,8 +37,9 @@ LIGHT_SECONDS = 60.0
 ONCE = jobs.RetryPolicy(max_attempts=1)
 #: Over its deadline, what a job may take to end.
 _END_SECONDS = 5.0
-#: A GPU that does not come free so quickly is in use, and is not waited for.
-_LEASE_SECONDS = 3.0
+#: A GPU that does not come free so quickly is in use, and is not waited for. A lease of a free one
+#: starts a process, which takes seconds where many begin at once.
+_LEASE_SECONDS = 15.0
 _AGENT_SECONDS = 30.0
 
 

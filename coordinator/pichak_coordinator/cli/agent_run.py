@@ -108,7 +108,7 @@ def run(
         _ray_options(ray_options),
     )
     if simulate is None:
-        service = Service(how, socket.gethostname(), _say, Beside(metrics_port, _say))
+        service = Service(how, name or socket.gethostname(), _say, Beside(metrics_port, _say))
     else:
         if metrics_port is not None:
             raise UserError("--metrics-port: a simulated host has no readings; leave it out")
