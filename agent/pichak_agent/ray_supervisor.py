@@ -33,7 +33,7 @@ _KEPT_BYTES = 64 * 1024
 _KILL_SECONDS = 2.0
 #: A socket's path may have 107 bytes, and Ray appends up to this many to its folder's.
 _SOCKET_PATH_BYTES = 107
-_RAYS_PART_BYTES = 70
+_RAYS_PART_BYTES = 64
 _POLL_SECONDS = 0.05
 
 

@@ -25,6 +25,7 @@ from pichak_agent.ray_start import OURS as RAY_OPTIONS_OF_OURS
 from pichak_agent.ray_supervisor import RayNode, end_leftovers
 from pichak_agent.service_backoff import Backoff
 from pichak_agent.service_files import (
+    ServiceError,
     ServiceFiles,
     ServiceState,
     ServiceTakenError,
@@ -33,6 +34,7 @@ from pichak_agent.service_files import (
     safe_name,
     spooled,
 )
+from pichak_agent.service_knock import Knock
 from pichak_agent.service_notify import notify, watchdog_seconds
 from pichak_agent.service_telemetry import Beside, found_on_node
 from pichak_agent.versions import own_versions
@@ -56,8 +58,6 @@ __all__ = [
 TICK_SECONDS = 0.5
 #: Seconds between two knocks at the head's door while this node is in its cluster.
 KNOCK_SECONDS = 5.0
-#: Seconds that a door may take to open.
-CONNECT_SECONDS = 3.0
 #: ``ray start`` may take so long to join; on a busy machine it takes a minute.
 JOIN_SECONDS = 180.0
 #: What a person has to mend is tried again this often by a service that was in the cluster before.
@@ -65,18 +65,14 @@ REFUSED_SECONDS = 300.0
 #: A node that stays up for so long has joined well.
 SETTLED_SECONDS = 60.0
 #: From SIGTERM to nothing left.
-STOP_SECONDS = 9.0
-
-
-class ServiceError(RuntimeError):
-    """The service cannot go on, and a person has to mend something: what."""
+STOP_SECONDS = 8.0
 
 
 class Companion(Protocol):
     """What else lives in the service's process: started when the node is this service's."""
 
     def start(self) -> str:
-        """Begin; where its metrics are, "" where nowhere. `OSError` when that cannot be."""
+        """Begin; where its metrics are, "" where nowhere. `ServiceError` when that cannot be."""
 
     def stop(self) -> None:
         """End it, also where it was never started."""
@@ -119,6 +115,7 @@ class Service:
         self._next_watchdog = self._next_try = self._next_knock = 0.0
         self._started_at = 0.0
         self._misses = 0
+        self._knock: Knock | None = None
 
     def run(self) -> None:
         """Until SIGTERM, SIGINT or `stop`; nothing that it started is left then.
@@ -155,7 +152,9 @@ class Service:
     # -- joining ----------------------------------------------------------------------------------
 
     def _try_to_join(self) -> None:
-        why = knock(self.how.address)
+        why = self._answer_of_head()
+        if why is None:
+            return
         if why:
             self._wait("waiting", f"{why}; waiting for it")
             return
@@ -203,13 +202,24 @@ class Service:
         """Raylet and head hold on to each other for a while; the state says it earlier."""
         if self.clock() < self._next_knock:
             return
+        why = self._answer_of_head()
+        if why is None:
+            return
         self._next_knock = self.clock() + KNOCK_SECONDS
-        why = knock(self.how.address)
         self._misses = self._misses + 1 if why else 0
         if self._misses == 2:
             self._tell("away", f"{why}; this node keeps what it has and waits for it")
         elif not why and self.state.state == "away":
             self._tell("joined", f"the head at {self.how.address} answers again")
+
+    def _answer_of_head(self) -> str | None:
+        """None while it is waited for; each answer is given once."""
+        if self._knock is None:
+            self._knock = Knock(self.how.address)
+        answer = self._knock.answer
+        if answer is not None:
+            self._knock = None
+        return answer
 
     def _lost(self, node: RayNode, output: str) -> None:
         self._node = None
@@ -307,20 +317,6 @@ def simulated_service(how: RayStart, file: Path, say: Callable[[str], None]) -> 
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(host.gpus))),
         },
     )
-
-
-def knock(address: str) -> str:
-    """ "" when something listens at HOST:PORT, else the sentence that says why not."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except socket.gaierror as error:
-        return f"the head's name {host} is not known here ({error.strerror})"
-    except TimeoutError:
-        return f"no answer from the head at {address} within {CONNECT_SECONDS:g} s"
-    except OSError as error:
-        return f"the head at {address} does not answer ({error.strerror or error})"
-    return ""
 
 
 def _set_on_signals(stop: threading.Event) -> None:

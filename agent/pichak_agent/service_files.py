@@ -24,6 +24,10 @@ _LOCK, _STATE = "lock", "state.json"
 _SCHEMA = 1
 
 
+class ServiceError(RuntimeError):
+    """The service cannot go on, and a person has to mend something: what."""
+
+
 class ServiceTakenError(RuntimeError):
     """Another service has this node: which."""
 

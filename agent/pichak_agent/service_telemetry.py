@@ -8,6 +8,7 @@ from typing import Any
 
 from pichak_agent.home import default_root
 from pichak_agent.metrics_server import MetricsServer, serve_metrics
+from pichak_agent.service_files import ServiceError
 from pichak_agent.telemetry import Telemetry
 
 LOOPBACK = "127.0.0.1"
@@ -23,9 +24,16 @@ class Beside:
         self._server: MetricsServer | None = None
 
     def start(self) -> str:
-        """Begin; the address of the metrics, "" without them. `OSError` when the port is taken."""
+        """Begin; the address of the metrics, "" without them. `ServiceError` when the port is
+        taken."""
         if self._port is not None:
-            self._server = serve_metrics(self._telemetry, LOOPBACK, self._port)
+            try:
+                self._server = serve_metrics(self._telemetry, LOOPBACK, self._port)
+            except OSError as error:
+                raise ServiceError(
+                    f"--metrics-port {self._port}: {error.strerror or error}; choose another, or 0 "
+                    "for a free one"
+                ) from error
         self._telemetry.start()
         if self._server is None:
             return ""

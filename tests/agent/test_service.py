@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import socket
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from service_tools import Place, place_in
+from service_tools import Place, place_in, wait_until
 
-from pichak_agent.service import knock
+from pichak_agent.service_knock import knock
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_a_head_that_is_away_is_a_state_and_said_once(place: Place) -> None:
     assert second.returncode == 1
     assert f"runs on this node already (pid {service.pid}" in second.stderr
     service.send_signal(signal.SIGTERM)
-    assert service.wait(10) == 0
+    assert service.wait(20) == 0
     assert "stopped after" in place.said("service.log")
     assert not (place.folder / "home").exists()
     assert place.pichak("agent", "status").returncode == 1
@@ -66,7 +67,7 @@ def test_a_service_that_was_killed_is_told_and_followed(place: Place) -> None:
     second = place.service(log="second.log")
     place.wait_for("does not answer", "second.log")
     second.send_signal(signal.SIGINT)
-    assert second.wait(10) == 0
+    assert second.wait(20) == 0
     assert not (place.folder / "home").exists()
 
 
@@ -106,7 +107,7 @@ def test_a_token_that_others_can_read_is_told_and_not_shown(place: Place) -> Non
     assert place.token not in Path(f"/proc/{service.pid}/cmdline").read_text()
     assert place.token not in Path(f"/proc/{service.pid}/environ").read_text()
     service.send_signal(signal.SIGTERM)
-    assert service.wait(10) == 0
+    assert service.wait(20) == 0
 
 
 def test_knocking() -> None:
@@ -115,3 +116,28 @@ def test_knocking() -> None:
         assert knock(f"127.0.0.1:{port}") == ""
     assert "does not answer (Connection refused)" in knock(f"127.0.0.1:{port}")
     assert "is not known here" in knock("no-such-host.invalid:1")
+
+
+def test_a_port_that_is_taken_is_told(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = str(door.getsockname()[1])
+        done = place.pichak("agent", "run", "--address", "h:1", "--metrics-port", port)
+    assert done.returncode == 2
+    assert f"--metrics-port {port}: Address already in use" in done.stderr
+    assert not (place.folder / "home").exists()
+
+
+def test_what_it_samples_is_served_while_its_head_is_away(place: Place) -> None:
+    service = place.service("--metrics-port", "0")
+    place.wait_for("does not answer")
+    where = str(place.status()["metrics"])
+    assert where.startswith("http://127.0.0.1:")
+
+    def sampled() -> bool:
+        with urllib.request.urlopen(where, timeout=10) as page:
+            return b"pichak_up 1" in page.read()
+
+    wait_until(sampled, "no sample")
+    service.send_signal(signal.SIGTERM)
+    assert service.wait(20) == 0
+    assert not (place.folder / "home").exists()

@@ -66,7 +66,7 @@ def _print(each: dict[str, Any]) -> None:
     note = " (simulated: no machine is measured)" if each["simulated"] else ""
     console.print(f"{name}{note}: {each['state']} for {age(each['since_unix'])}", markup=False)
     spool = each["spool"]
-    kept = f"{spool['outcomes']} outcomes ({spool['bytes']:,} bytes) for a coordinator to take"
+    kept = f"{_outcomes(spool['outcomes'])} ({spool['bytes']:,} bytes) for a coordinator to take"
     rows = [
         ("now", each["why"] if each["running"] else "its process is gone; the next clears up"),
         ("cluster", f"{each['address']}, joined {_times(each['joins'])}"),
@@ -91,9 +91,13 @@ def _say_spooled() -> None:
     count, size = spooled()
     if count:
         click.echo(
-            f"pichak: {count} outcomes ({size:,} bytes) wait for a service and a coordinator",
+            f"pichak: {_outcomes(count)} ({size:,} bytes) wait for a service and a coordinator",
             err=True,
         )
+
+
+def _outcomes(count: int) -> str:
+    return f"{count} outcome{'' if count == 1 else 's'}"
 
 
 def _finding(found: dict[str, Any]) -> str:
