@@ -21,6 +21,8 @@ from pichak_core.devices.processes import boot_id
 
 _LOCK = "lock"
 _SPOOL = "spool"
+#: What an agent makes in its folder.
+_NAMES = {_LOCK, _SPOOL, "work", "files"}
 _MAX_INSTANCES = 32
 
 
@@ -102,7 +104,8 @@ class Home:
 def _agents_in(root: Path) -> list[Path]:
     """Folders of agents; what else lies there (a user's own ``agent/``) is none of ours."""
     try:
-        return sorted(path.parent for path in (root / "agent").glob(f"*/{_LOCK}"))
+        found = sorted(path.parent for path in (root / "agent").glob(f"*/{_LOCK}"))
+        return [path for path in found if _holds_only(path, _NAMES)]
     except OSError:
         return []
 
@@ -114,7 +117,9 @@ def _is_private(root: Path) -> bool:
     except OSError:
         return False
     private = not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and private
+    # Windows has no numbers for users, and a temporary folder for each.
+    owner = os.getuid() if hasattr(os, "getuid") else about.st_uid
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == owner and private
 
 
 def measuring_lock(root: Path, name: str) -> FileLock:
@@ -149,21 +154,21 @@ def open_home(root: Path, instance: str, *, exactly: bool = False) -> Home:
 
 def tidy(root: Path) -> None:
     """Remove the folders of agents that are gone and kept nothing, locks that nobody holds, and the
-    readings of a telemetry that has ended."""
-    for folder in _folders(root / "agent"):
+    readings of a telemetry that has ended. What else lies there is none of ours and stays."""
+    for folder in _agents_in(root):
         with _held(folder / _LOCK) as mine:
-            if mine and not any(path.is_file() for path in (folder / _SPOOL).rglob("*")):
+            kept = any(path.is_file() for path in (folder / _SPOOL).rglob("*"))
+            if mine and not kept:
                 shutil.rmtree(folder, ignore_errors=True)
-    for boot in _folders(root / "locks"):
-        for path in list(boot.iterdir()):
-            with _held(path) as mine:
-                if mine:
-                    path.unlink(missing_ok=True)
-        _remove_if_empty(boot)
-    for boot in _folders(root / "telemetry"):
-        with _held(boot / _LOCK) as mine:
+    for path in sorted((root / "locks").glob("*/*.lock")):
+        with _held(path) as mine:
             if mine:
-                shutil.rmtree(boot, ignore_errors=True)
+                path.unlink(missing_ok=True)
+        _remove_if_empty(path.parent)
+    for lock in sorted((root / "telemetry").glob(f"*/{_LOCK}")):
+        with _held(lock) as mine:
+            if mine and _holds_only(lock.parent, {_LOCK, "state.json", "state.part"}):
+                shutil.rmtree(lock.parent, ignore_errors=True)
     for folder in (root / "agent", root / "locks", root / "telemetry", root):
         _remove_if_empty(folder)
 
@@ -180,8 +185,8 @@ def _held(path: Path) -> Iterator[bool]:
         lock.release()
 
 
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+def _holds_only(folder: Path, names: set[str]) -> bool:
+    return {path.name for path in folder.iterdir()} <= names
 
 
 def _remove_if_empty(folder: Path) -> None:

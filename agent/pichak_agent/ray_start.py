@@ -123,6 +123,8 @@ def refusal(output: str, address: str, exit_code: int | None) -> Refusal:
         )
     if "No node info found for head node" in text:
         return Refusal(f"the head at {address} answers and is not ready yet", settled=False)
+    if "timed out during startup" in text:
+        return Refusal("Ray did not get ready here in the time that it gives itself", settled=False)
     versions = _VERSIONS.search(text)
     if versions:
         return Refusal(_mismatch(address, *versions.groups()), settled=True)

@@ -80,6 +80,14 @@ RAYLET_KILLED = (
             False,
             id="a head that is starting",
         ),
+        pytest.param(
+            "Exception: The current node timed out during startup. This could happen because some "
+            "of the raylet failed to startup or the GCS has become overloaded.",
+            1,
+            "did not get ready here",
+            False,
+            id="a busy machine",
+        ),
         pytest.param("", -9, "ended with -9", False, id="nothing said"),
         pytest.param("one\nOSError: [Errno 28]\n", 1, "OSError: [Errno 28]", False, id="last line"),
     ],

@@ -126,6 +126,29 @@ def test_tidying_keeps_outcomes_and_what_is_in_use(tmp_path: Path) -> None:
     assert not (tmp_path / "locks").exists()
 
 
+def test_tidying_touches_nothing_that_is_not_an_agents(tmp_path: Path) -> None:
+    """A home may be a folder with a user's own things in it."""
+    theirs = [
+        tmp_path / "agent" / "my-bot" / "lock",
+        tmp_path / "agent" / "my-bot" / "main.py",
+        tmp_path / "agent" / "other" / "notes.txt",
+        tmp_path / "locks" / "front" / "door.txt",
+        tmp_path / "telemetry" / "mine" / "lock",
+        tmp_path / "telemetry" / "mine" / "figures.csv",
+        tmp_path / "fleet.db",
+    ]
+    for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("theirs")
+    before = {path: path.read_text() for path in theirs if path.name != "lock"}
+    open_home(tmp_path, "ours").close()
+    tidy(tmp_path)
+    assert {path: path.read_text() for path in theirs if path.name != "lock"} == before
+    assert all(path.exists() for path in theirs)
+    assert not (tmp_path / "agent" / "other" / "lock").exists()
+    assert not (tmp_path / "agent" / "ours").exists()
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")],

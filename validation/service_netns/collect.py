@@ -1,7 +1,7 @@
 """What a coordinator does first: agents on every node, and what they still keep into the store.
 
-``python collect.py ADDRESS STORE [measure]`` prints JSON, by host: Ray id, kept, stored. With
-``measure`` a job is run on each service's node, and nothing is collected.
+``python collect.py ADDRESS STORE [measure|look]`` prints JSON, by host: Ray id, kept, stored. With
+``measure`` a job is run on each service's node, and nothing is collected; with ``look`` neither.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(address: str, path: str, what: str = "collect") -> None:
                 dispatcher.submit(
                     node.node_id, Job(f"kept-{node.host}", 1, "fingerprint", params, 120.0)
                 )
-            else:
+            elif what == "collect":
                 kept = dispatcher.leftovers(node.node_id)
                 about["kept"] = len(kept)
                 about["stored"] = sum(store.record_outcome(data) for data in kept)
