@@ -31,7 +31,8 @@ class Seen:
     are the child's; both None when the process that watches it was lost. `outcome` is what the
     child sent as its end, `partial` its last partial result. `oom_kills` names each counter of the
     out-of-memory killer that rose meanwhile; `group_oom_kills` counts those in the job's own
-    control group, which is full at its memory cap, and `no_group` says why it has none.
+    control group, which is full at its memory cap, and `no_group` says why it has none. `unseen`
+    says why its processes could not be watched.
     """
 
     verdict: str = ""
@@ -45,6 +46,7 @@ class Seen:
     oom_kills: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     group_oom_kills: int = 0
     no_group: str = ""
+    unseen: str = ""
     left_running: int = 0
     log: bytes = b""
     started_unix: float = 0.0
@@ -59,6 +61,8 @@ def conclude(job: Job, seen: Seen, *, node: str, versions: Mapping[str, str]) ->
         log += f"\n[{seen.left_running} of its processes could not be killed and may still run]"
     if seen.group_oom_kills:
         log += f"\n[the kernel killed {seen.group_oom_kills} of its processes at its memory cap]"
+    if seen.unseen:
+        log += f"\n[its processes could not be watched: {seen.unseen}; one may be left]"
     if seen.no_group:
         log += f"\n[its memory cap was held by looking, not by the kernel: {seen.no_group}]"
     outcome = replace(

@@ -24,6 +24,8 @@ _SPOOL = "spool"
 #: What an agent makes in its folder.
 _NAMES = {_LOCK, _SPOOL, "work", "files"}
 _MAX_INSTANCES = 32
+#: Memory of the machine, which is writable where every disk and temporary folder is read-only.
+_LAST_RESORT = Path("/dev/shm")  # noqa: S108
 
 
 class InstanceTakenError(RuntimeError):
@@ -40,7 +42,11 @@ def temporary_root() -> Path:
     """Where things are kept while `default_root` cannot be written."""
     # Windows has a temporary folder for each user, and no numbers for them.
     user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
-    return Path(tempfile.gettempdir()) / f"pichak{user}"
+    try:
+        base = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        base = _LAST_RESORT
+    return base / f"pichak{user}"
 
 
 class Home:
@@ -116,6 +122,8 @@ def _is_private(root: Path) -> bool:
         about = root.lstat()
     except OSError:
         return False
+    if not hasattr(os, "getuid"):
+        return stat.S_ISDIR(about.st_mode)  # the temporary folder itself is this user's
     private = not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     # Windows has no numbers for users, and a temporary folder for each.
     owner = os.getuid() if hasattr(os, "getuid") else about.st_uid
@@ -205,7 +213,12 @@ def open_some_home(instance: str) -> tuple[Home, str]:
         if isinstance(error, InstanceTakenError):
             raise
         root = temporary_root()
-        root.mkdir(mode=0o700, exist_ok=True)
+        try:
+            root.mkdir(mode=0o700, exist_ok=True)
+        except OSError as second:
+            raise PermissionError(
+                f"an agent needs one folder that it can write, and there is none: {error}; {second}"
+            ) from second
         if not _is_private(root):
             raise PermissionError(
                 f"{root} is not a folder of this user's alone, so outcomes cannot be kept there; "

@@ -63,9 +63,9 @@ def launched(
         folder = Path(tempfile.mkdtemp(prefix="job-", dir=workdir))
         stack.callback(_remove, folder)
         # Short, because sockets are made in it and their paths may have 107 bytes.
-        temporary = Path(tempfile.mkdtemp(prefix="pk-"))
+        temporary = _short_folder(folder.parent)
         stack.callback(_remove, temporary)
-        source = stack.enter_context(tempfile.TemporaryFile())
+        source = stack.enter_context(tempfile.TemporaryFile(dir=folder))
         source.write(encode(job))
         source.seek(0)
         control, control_theirs = socket.socketpair()
@@ -120,6 +120,13 @@ def _python() -> list[str]:
 def _pipe(stack: ExitStack) -> tuple[io.FileIO, io.FileIO]:
     read, write = os.pipe()
     return stack.enter_context(io.FileIO(read, "r")), stack.enter_context(io.FileIO(write, "w"))
+
+
+def _short_folder(otherwise: Path) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="pk-"))
+    except FileNotFoundError:  # no temporary folder of the system can be written
+        return Path(tempfile.mkdtemp(prefix="pk-", dir=otherwise))
 
 
 def _working_folder() -> Path:

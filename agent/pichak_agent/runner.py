@@ -7,7 +7,6 @@ as frames (`frames.py`); how they ended is decided by `ending.py`.
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import signal
@@ -35,8 +34,6 @@ from pichak_core.devices.processes import (
     send_signal,
     started_at,
 )
-
-_LOG = logging.getLogger(__name__)
 
 #: Seconds between two looks at the memory of the job's processes.
 MEMORY_SECONDS = 0.25
@@ -246,7 +243,7 @@ class _Attempt:
         try:
             members = list(dict.fromkeys([*descendants(self._warden_pid), *self._in_group()]))
         except OSError as error:
-            _LOG.warning("the job's memory could not be looked at: %s", error)
+            self._seen.unseen = str(error)
             return
         for pid in members:
             if pid not in self._members:
@@ -301,7 +298,7 @@ class _Attempt:
                 seen.no_group = group
             seen.left_running = max(seen.left_running, len(left))
         except OSError as error:
-            _LOG.warning("whether processes of the job are left cannot be known: %s", error)
+            self._seen.unseen = str(error)
         seen.outcome = self._frames.outcome
         seen.partial = self._frames.partial()
         seen.unfinished_frame = self._frames.unfinished

@@ -24,6 +24,9 @@ from pichak_agent.messages import MessageError, Outcome, decode, encode
 
 MAX_BYTES = 512 * 1024**2
 MAX_AGE_SECONDS = 30 * 86400.0
+#: For so long an agent itself must have had an outcome before it believes that it is too old: the
+#: clock of a machine that has just started may be off by decades until it is set.
+MIN_HELD_SECONDS = 86400.0
 _SUFFIX, _UNFINISHED = ".mpk", ".part"
 _QUARANTINE = "quarantine"
 _MAX_QUARANTINED = 32
@@ -59,13 +62,16 @@ class Spool:
         max_bytes: int = MAX_BYTES,
         max_age_seconds: float = MAX_AGE_SECONDS,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         disk: Disk | None = None,
     ) -> None:
         self.folder = folder
         self.messages: deque[str] = deque(maxlen=_MAX_MESSAGES)
         self._max_bytes = max_bytes
         self._max_age = max_age_seconds
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
+        #: A file's age by the clock when this process first saw it, and when that was.
+        self._first_seen: dict[str, tuple[float, float]] = {}
         self._disk = disk or Disk()
         self._lock = threading.RLock()
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,6 +183,7 @@ class Spool:
                 f"the outcome of job {key.job_id}, attempt {key.attempt} ({len(outcome):,} bytes) "
                 f"could not be kept in {self.folder}: {error.strerror or error}"
             ) from error
+        self._first_seen[target.name] = (0.0, self._monotonic())
         return target
 
     def _write_file(self, target: Path, data: bytes) -> None:
@@ -239,12 +246,22 @@ class Spool:
         return sorted(self._files().items(), key=lambda item: (_modified(item[1]), item[0]))
 
     def _drop_old(self) -> None:
-        now = self._clock()
+        """By the steady clock from the moment when this process first saw a file: the wall clock
+        may be set forward or back at any time."""
+        wall, now = self._clock(), self._monotonic()
         with self._lock:
-            for key, path in self._oldest_first():
-                age = now - _modified(path)
-                if age > self._max_age:
-                    self._drop(key, path, f"nobody acknowledged it in {age / 86400:.0f} days")
+            files = self._oldest_first()
+            known = self._first_seen
+            self._first_seen = {
+                path.name: known.get(path.name, (max(0.0, wall - _modified(path)), now))
+                for _, path in files
+            }
+            for key, path in files:
+                then, first_seen = self._first_seen[path.name]
+                held = now - first_seen
+                if then + held > self._max_age and held >= MIN_HELD_SECONDS:
+                    days = (then + held) / 86400
+                    self._drop(key, path, f"nobody acknowledged it in {days:.0f} days")
 
     def _make_room(self, needed: int) -> None:
         files = self._oldest_first()

@@ -72,13 +72,25 @@ class Warden:
         adopt_orphans()
         if self._start():
             self._watch(wake)
-        left = kill_all(self._everyone, reap=self._reap)
+        try:
+            left = kill_all(self._everyone, reap=self._reap)
+        except OSError:
+            left = self._kill_unseen()
         if self._group is not None:
             self._tell(f"oom {self._group.oom_kills()}")
             self._group.remove()
         for folder in self._order["folders"]:
             shutil.rmtree(folder, ignore_errors=True)
         self._tell(f"left {len(left)}")
+
+    def _kill_unseen(self) -> list[int]:
+        """Where the system shows no processes: the job's own session, and its control group."""
+        for pid in self._group.pids() if self._group is not None else []:
+            send_signal(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._pid:
+                os.killpg(self._pid, signal.SIGKILL)
+        return []
 
     def _everyone(self) -> list[int]:
         members = self._group.pids() if self._group is not None else []
@@ -134,9 +146,10 @@ class Warden:
 
     def _wait_for_helpers(self) -> None:
         until = time.monotonic() + _HELPERS_SECONDS
-        while time.monotonic() < until and descendants(os.getpid()):
-            time.sleep(0.01)
-            self._reap()
+        with contextlib.suppress(OSError):
+            while time.monotonic() < until and descendants(os.getpid()):
+                time.sleep(0.01)
+                self._reap()
 
     def _listen(self) -> None:
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pichak_core.devices.cgroups import group_chains
+from pichak_core.devices.host import IS_LINUX
 
 if TYPE_CHECKING:
     import psutil
@@ -260,6 +261,7 @@ def _pids() -> list[int]:
     if not _HAS_PROC:
         import psutil
 
+        _refuse_masked()
         return list(psutil.pids())
     return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
 
@@ -313,7 +315,14 @@ def _psutil(pid: int, ask: Callable[[psutil.Process], Answer]) -> Answer:
         raise ProcessLookupError(str(error)) from error
 
 
+def _refuse_masked() -> None:
+    """A Linux that shows no processes: "there are none" would be wrong, and psutil breaks."""
+    if IS_LINUX:
+        raise OSError(f"{PROC} shows no processes here (it is masked)")
+
+
 def _psutil_descendants(pid: int) -> list[int]:
+    _refuse_masked()
     try:
         return _psutil(pid, lambda p: [child.pid for child in p.children(recursive=True)])
     except ProcessLookupError:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -277,26 +278,61 @@ def test_the_oldest_gives_way_to_a_note_that_says_so(tmp_path: Path) -> None:
 
 
 def test_an_outcome_too_old_gives_way_to_a_note_and_the_note_ends_too(tmp_path: Path) -> None:
-    clock = Clock(1e9)
-    spool = Spool(tmp_path, max_age_seconds=30 * DAY, clock=clock)
+    clock, steady = Clock(1e9), Clock(0.0)
+
+    def open_again() -> Spool:
+        return Spool(tmp_path, max_age_seconds=30 * DAY, clock=clock, monotonic=steady)
+
+    spool = open_again()
     for name in ("old", "young"):
         spool.put(outcome(name))
-    age(spool, "old", 31 * DAY, clock)
-    age(spool, "young", 29 * DAY, clock)
-    again = Spool(tmp_path, max_age_seconds=30 * DAY, clock=clock)
+    age(spool, "old", 30.5 * DAY, clock)
+    age(spool, "young", 28 * DAY, clock)
+    again = open_again()
+    steady.now = 1.1 * DAY
+    again.put(outcome("new"))
     found = {key.job_id: decode(data, Outcome) for key, data in again.pending()}
     assert found["young"].ok
-    assert "nobody acknowledged it in 31 days" in found["old"].error
+    assert "nobody acknowledged it in 32 days" in found["old"].error
     age(again, "old", 31 * DAY, clock)
-    last = Spool(tmp_path, max_age_seconds=30 * DAY, clock=clock)
-    assert [key.job_id for key, _ in last.pending()] == ["young"]
+    last = open_again()
+    steady.now = 2.2 * DAY
+    last.acknowledge("young", 1)
+    last.put(outcome("newer"))
+    assert {key.job_id for key, _ in last.pending()} == {"new", "newer"}
     assert any("dropped: the outcome of old" in message for message in last.messages)
 
 
-def test_a_clock_that_jumps_back_drops_nothing(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, clock=Clock(0.0))
+@pytest.mark.parametrize("jump", [-40 * 365 * DAY, 40 * 365 * DAY])
+def test_a_clock_that_is_set_drops_nothing(tmp_path: Path, jump: float) -> None:
+    """A machine's clock may start in 1970 and be set right while outcomes wait, or be set wrong."""
+    clock, steady = Clock(1e9), Clock(0.0)
+    spool = Spool(tmp_path, clock=clock, monotonic=steady)
+    spool.put(outcome("before"))
+    age(spool, "before", 0.0, clock)
+    clock.now += jump
+    for day in range(29):
+        steady.now = day * DAY
+        spool.put(outcome(f"at-{day}"))
+    assert all(decode(data, Outcome).ok for _, data in spool.pending())
+    # Nor where the next agent finds them: it waits for a day.
+    again = Spool(tmp_path, clock=clock, monotonic=steady)
+    steady.now += 0.9 * DAY
+    again.put(outcome("later"))
+    assert all(decode(data, Outcome).ok for _, data in again.pending())
+
+
+def test_the_steady_clock_ages_what_the_wall_clock_does_not(tmp_path: Path) -> None:
+    clock, steady = Clock(1e9), Clock(0.0)
+    spool = Spool(tmp_path, clock=clock, monotonic=steady)
     spool.put(outcome())
-    assert len(Spool(tmp_path, clock=Clock(0.0)).pending()) == 1
+    age(spool, "job", 0.0, clock)
+    spool.put(outcome("other"))
+    steady.now = 31 * DAY
+    spool.put(outcome("late"))
+    found = {key.job_id: decode(data, Outcome) for key, data in spool.pending()}
+    assert "nobody acknowledged it in 31 days" in found["job"].error
+    assert found["late"].ok
 
 
 def test_a_spool_full_of_what_cannot_give_way_refuses(tmp_path: Path) -> None:
@@ -339,6 +375,52 @@ def test_what_cannot_be_taken_over_is_told_and_stays(tmp_path: Path) -> None:
     assert [key.job_id for key, _ in heir.pending()] == ["theirs"]
     # Said once, however often it is tried.
     assert len([text for text in heir.messages if "cannot be moved" in text]) == 1
+
+
+def test_a_kill_at_any_step_of_taking_over_loses_nothing(tmp_path: Path) -> None:
+    for step in range(20):
+        folder = tmp_path / str(step)
+        dead, heir = Spool(folder / "dead"), Spool(folder / "heir")
+        wanted = {}
+        for name in ("a", "b"):
+            dead.put(outcome(name))
+            wanted[Key(name, 1)] = outcome(name)
+        heir.put(outcome("mine"))
+        killed = killed_at(heir.folder, step, lambda spool, dead=dead: spool.adopt(dead.folder))
+        next_one = Spool(heir.folder)
+        next_one.adopt(dead.folder)
+        assert dict(next_one.pending()) == {**wanted, Key("mine", 1): outcome("mine")}
+        assert list(dead.folder.glob("*.mpk")) == []
+        if not killed:
+            break
+    assert step == 3  # two names, and the folder's sync
+
+
+def test_taking_over_from_another_file_system_survives_a_kill_too(tmp_path: Path) -> None:
+    class Elsewhere(Killing):
+        def rename(self, source: Path, target: Path) -> None:
+            if source.parent != target.parent:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            super().rename(source, target)
+
+    for step in range(20):
+        folder = tmp_path / str(step)
+        dead, heir = Spool(folder / "dead"), Spool(folder / "heir")
+        dead.put(outcome("a"))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                Spool(heir.folder, disk=Elsewhere(step)).adopt(dead.folder)
+            finally:
+                os._exit(0)
+        killed = os.waitpid(pid, 0)[1] == signal.SIGKILL
+        next_one = Spool(heir.folder)
+        with contextlib.suppress(OSError):
+            next_one.adopt(dead.folder)
+        assert dict(next_one.pending()) == {Key("a", 1): outcome("a")}
+        if not killed:
+            break
+    assert step > 5
 
 
 def test_adopt_moves_everything_once(tmp_path: Path) -> None:
