@@ -89,7 +89,7 @@ def run_job(job: Job, writer: FrameWriter) -> Outcome:
         use = leave_alone(job.kind, job.params, progress=writer.progress)
         params = {name: value for name, value in job.params.items() if name not in PARAMS}
         result = JOBS[job.kind](params, progress=writer.progress, partial=partial)
-        return ended("ok", join_use(result, use))
+        return ended("ok", result if use is None else join_use(result, use))
     except GpuBusyError as error:
         return ended("busy", {"gpu_use": error.use.as_dict()}, str(error))
     except RefusedError as error:

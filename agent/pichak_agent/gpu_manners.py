@@ -37,10 +37,10 @@ def leave_alone(
     )
 
 
-def join_use(result: Mapping[str, Any], use: GpuUse | None) -> dict[str, Any]:
+def join_use(result: Mapping[str, Any], use: GpuUse) -> dict[str, Any]:
     """The job's result with what was seen of others, where that is more than an idle GPU."""
     made = dict(result)
-    if use is None or use.state == "idle":
+    if use.state == "idle":
         return made
     made["gpu_use"] = use.as_dict()
     plan = made.get("plan")

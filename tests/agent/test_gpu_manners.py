@@ -120,4 +120,3 @@ def test_a_plan_says_who_was_there() -> None:
     ]
     assert result["plan"]["notes"] == ["first"]
     assert join_use(result, GpuUse("idle", "idle")) == result
-    assert join_use(result, None) == result
