@@ -39,29 +39,86 @@ _DISPENSABLE = (
 _TEXT_WIDTH = 28
 _REPORT_WIDTH = 100
 _MOST_FINDINGS = 20
+#: Of more devices a person is shown a summary, the worst and the first; `every` shows all.
+MOST_LINES = 40
+_BLOCK = 20
 
 _SEVERITY_STYLE = {"fail": "bold red", "warn": "yellow", "info": "dim"}
 
 
-def render_comparison(comparison: Comparison, console: Console) -> None:
-    """The table, then the pick, then why rows failed, then the findings, the worst first."""
+def render_comparison(comparison: Comparison, console: Console, *, every: bool = False) -> None:
+    """The table, then the pick, then why rows failed, then the findings, the worst first.
+
+    Of more than `MOST_LINES` devices, without `every`: a summary, those with the most against them,
+    and the first of the table.
+    """
     lines = comparison.lines
     left_out: list[Column] = []
-    if lines:
+    for title, some in _blocks(comparison, every):
+        if title:
+            _say(console, title, "bold")
         columns = [c for c in comparison.columns if c.key != "error"]
-        columns, left_out = _fitting(columns, lines, console)
+        columns, left_out = _fitting(columns, some, console)
         if columns:
-            console.print(_table(columns, lines))
+            console.print(_table(columns, some))
         else:
-            _cards(comparison, console)
+            _cards(comparison, some, console)
     _say(console, comparison.pick.sentence, "bold")
     if left_out:
         names = ", ".join(c.heading for c in left_out)
         _say(console, f"not shown for want of room: {names} (--json has them)", "dim")
-    for line in lines:
-        if line.row.error:
-            _say(console, f"{line.row.node.label} failed: {line.row.error}", "red")
+    failed = [line.row for line in lines if line.row.error]
+    told = failed if every else failed[:_MOST_FINDINGS]
+    for row in told:
+        _say(console, f"{row.node.label} failed: {row.error}", "red")
+    if len(failed) > len(told):
+        _say(console, f"{len(failed) - len(told)} more failed (--all has them)", "red")
     _findings([line.row for line in lines], console)
+
+
+def _blocks(comparison: Comparison, every: bool) -> list[tuple[str, Sequence[Line]]]:
+    """(title, lines) of each table to print."""
+    lines = comparison.lines
+    if not lines:
+        return []
+    if every or len(lines) <= MOST_LINES:
+        return [("", lines)]
+    bad = [line for line in lines if line.row.error or _severe(line.row)]
+    # Stable: of two that are as bad, the one that stands first in the table.
+    bad.sort(key=lambda line: (not line.row.error, _worst(line.row)))
+    blocks: list[tuple[str, Sequence[Line]]] = []
+    if bad:
+        cut = f", the worst {_BLOCK}" if len(bad) > _BLOCK else ", the worst first"
+        title = f"With findings or failures: {len(bad):,} of {len(lines):,}{cut}"
+        blocks.append((f"{summary(lines)}\n{title}", bad[:_BLOCK]))
+    first = f"The first {_BLOCK} of {len(lines):,} (--all shows every one)"
+    blocks.append((first if bad else f"{summary(lines)}\n{first}", lines[:_BLOCK]))
+    return blocks
+
+
+def _worst(row: Row) -> tuple[int, bool]:
+    return min((finding.order[:2] for finding in _severe(row)), default=(9, True))
+
+
+def _severe(row: Row) -> list[Finding]:
+    return [finding for finding in row.findings if finding.severity != "info"]
+
+
+def summary(lines: Sequence[Line]) -> str:
+    """One line over a large fleet: how many devices, what was measured, what was found."""
+    rows = [line.row for line in lines]
+    found = [(f.severity, f.state) for row in rows for f in row.findings]
+    machines = len({row.node.node for row in rows})
+    parts = [
+        f"{machines:,} machines, {len(rows):,} devices",
+        f"{sum(row.measured for row in rows):,} measured",
+        f"{sum(bool(row.error) for row in rows):,} failed",
+    ]
+    for severity in ("fail", "warn"):
+        for state in ("confirmed", "suspected"):
+            count = found.count((severity, state))
+            parts += [f"{count:,} {state} {severity}"] if count else []
+    return "; ".join(parts)
 
 
 def render_rows(rows: Sequence[Row], console: Console) -> None:
@@ -87,17 +144,22 @@ def render_rows(rows: Sequence[Row], console: Console) -> None:
         console.print()
 
 
-def render_changes(found: Sequence[Change], console: Console) -> None:
-    """What is not what it was in the last run of each node; one line a value."""
+def render_changes(found: Sequence[Change], console: Console, *, every: bool = False) -> None:
+    """What is not what it was in the last run of each node; one line a value. Without `every` only
+    the devices of a block."""
     if not found:
         _say(console, "Nothing changed beyond the measured spread since the last run.")
         return
     _say(console, "Changed since the last run:", "bold")
-    for label, some in by_node(found).items():
+    grouped = by_node(found)
+    most = len(grouped) if every or len(grouped) <= MOST_LINES else _BLOCK
+    for label, some in list(grouped.items())[:most]:
         _say(console, f"  {label}")
         for change in some:
             style = "yellow" if change.exceeds or change.share is None else ""
             _say(console, f"    {change.sentence}", style)
+    if len(grouped) > most:
+        _say(console, f"  {len(grouped) - most:,} more devices changed (--all has them)", "dim")
 
 
 def shared_part(plans: Sequence[Plan]) -> Plan:
@@ -192,10 +254,10 @@ def _style(column: Column, line: Line) -> str:
     return _SEVERITY_STYLE[min(line.row.findings, key=lambda f: f.order).severity]
 
 
-def _cards(comparison: Comparison, console: Console) -> None:
+def _cards(comparison: Comparison, lines: Sequence[Line], console: Console) -> None:
     """One block a row, for terminals on which no table fits."""
     columns = [c for c in comparison.columns if c.key not in ("host", "error")]
-    for line in comparison.lines:
+    for line in lines:
         _say(console, line.row.node.label, "bold")
         for column in columns:
             if line.cells[column.key] is not None:

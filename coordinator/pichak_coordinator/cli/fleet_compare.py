@@ -9,7 +9,6 @@ import click
 from pichak_coordinator.cli.common import (
     EXIT_DONE,
     EXIT_NOTHING,
-    UserError,
     json_option,
     out,
     print_json,
@@ -21,6 +20,7 @@ from pichak_coordinator.cli.price_options import (
     prices_option,
     tell_unknown,
 )
+from pichak_coordinator.cli.tables import chosen_format, format_option
 
 
 @click.command(
@@ -32,13 +32,8 @@ from pichak_coordinator.cli.price_options import (
 )
 @click.argument("run", default="")
 @click.option("--sort", default="", help="Column to sort by [default: fastest first].")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "json", "csv", "md"]),
-    default="table",
-    show_default=True,
-)
+@format_option
+@click.option("--all", "every", is_flag=True, help="Every device, also of a large fleet.")
 @click.option("--plans", is_flag=True, help="Print each plan with its sources, too.")
 @prices_option
 @by_option
@@ -49,6 +44,7 @@ def compare(
     run: str,
     sort: str,
     form: str,
+    every: bool,
     plans: bool,
     prices: Path | None,
     by: str | None,
@@ -60,14 +56,13 @@ def compare(
     from pichak_coordinator.cli.run_view import Shown, comparison_of, print_run, run_as_dict
 
     book = prices_of(prices)
-    if as_json and form not in ("table", "json"):
-        raise UserError(f"--json and --format {form}: choose one of them")
+    form = chosen_format(form, as_json)
     with open_store(store_path, read_only=True) as store:
         chosen = chosen_run(store.runs(), run)
         rows = store.rows_of(chosen)
         tell_unknown(book, rows)
-        shown = Shown(sort, book, by)
-        if as_json or form == "json":
+        shown = Shown(sort, book, by, every)
+        if form == "json":
             print_json(run_as_dict(store, chosen, rows, shown))
         elif form == "csv":
             click.echo(comparison_of(rows, shown).to_csv(), nl=False)

@@ -10,11 +10,14 @@ import click
 
 from pichak_coordinator.cli.common import EXIT_NOTHING, UserError, json_option, out, print_json
 from pichak_coordinator.cli.options import open_store, store_option
+from pichak_coordinator.cli.tables import chosen_format, format_option, print_records
 from pichak_coordinator.records import Point, Run
 from pichak_coordinator.text import printable
 from pichak_core.plan import format_number
 
 _BAR = 24
+#: What stands beside a bar: time, device, value, spread and a note.
+_BESIDE_BAR = 68
 
 
 @click.command(
@@ -28,34 +31,49 @@ _BAR = 24
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--watch", is_flag=True, help="List the probes of `pichak fleet watch` too.")
 @store_option
+@format_option
 @json_option
 def history(
-    node: str, metric: str, limit: int, watch: bool, store_path: Path | None, as_json: bool
+    *,
+    node: str,
+    metric: str,
+    limit: int,
+    watch: bool,
+    store_path: Path | None,
+    form: str,
+    as_json: bool,
 ) -> int:
     """Show stored runs; with a NODE (identity or host) its metrics, with a METRIC its values."""
+    form = chosen_format(form, as_json)
     with open_store(store_path, read_only=True) as store:
         if not node:
-            return _runs(store, limit, watch, as_json)
+            return _runs(store, limit, watch, form)
         identity = _identity(store, node)
         if not metric:
             names = sorted(store.metric_names(identity))
-            if as_json:
+            if form == "json":
                 print_json({"schema": 1, "node": identity, "metrics": names})
+            elif form != "table":
+                print_records([{"metric": name} for name in names], form)
+            elif names:
+                click.echo("\n".join(printable(name) for name in names))
             else:
-                click.echo("\n".join(names) or f"nothing was read of {node} yet")
+                click.echo(f"pichak: nothing was read of {node} yet", err=True)
             return 0 if names else EXIT_NOTHING
         points = store.history(identity, metric)[-limit:]
         if not points:
             known = ", ".join(sorted(store.metric_names(identity))[:8])
             raise UserError(f"{node} has no reading of {metric!r}; it has {known}, …")
-    if as_json:
+    if form == "json":
         print_json({"schema": 1, "node": identity, "metric": metric, "points": _plain(points)})
-    else:
+    elif form == "table":
         _print_points(points)
+    else:
+        print_records(_plain(points), form, right=("value", "spread", "samples"))
     return 0
 
 
-def _runs(store: Any, limit: int, watch: bool, as_json: bool) -> int:
+def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
     runs = [run for run in store.runs() if watch or run.command != "fleet watch"]
     listed = [
         {
@@ -69,22 +87,15 @@ def _runs(store: Any, limit: int, watch: bool, as_json: bool) -> int:
             "name": run.settings.get("name", ""),
             "model": run.settings.get("model", ""),
             "data": run.settings.get("data", ""),
+            "simulated": any(row.node.simulated for row in rows),
         }
         for run in runs[:limit]
     ]
-    if as_json:
+    if form == "json":
         print_json({"schema": 1, "runs": listed})
     elif listed:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in listed[0]:
-            table.add_column(name, overflow="fold")
-        for run in listed:
-            cells = ("" if v is None else printable(str(v)) for v in run.values())
-            table.add_row(*(Text(cell) for cell in cells))
-        out().print(table)
+        extra = ("seconds", "data", "model")
+        print_records(listed, form, right=("seconds", "rows", "failed"), dispensable=extra)
     if not listed:
         click.echo("pichak: no run is stored; `pichak fleet profile` makes one", err=True)
     return 0 if listed else EXIT_NOTHING
@@ -124,12 +135,16 @@ def _print_points(points: list[Point]) -> None:
 
     numbers = [p.value for p in points if p.value is not None]
     top = max((abs(n) for n in numbers), default=0.0)
+    console = out()
+    bar_width = max(0, min(_BAR, console.width - _BESIDE_BAR))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("time", "device", "value", "± spread", "", "note"):
-        table.add_column(name, justify="right" if name in ("value", "± spread") else "left")
+        whole = name not in ("note", "device")
+        right = name in ("value", "± spread")
+        table.add_column(name, justify="right" if right else "left", no_wrap=whole, overflow="fold")
     for p in points:
         shown = p.text if p.value is None else f"{format_number(p.value)} {p.unit}"
-        bar = "" if p.value is None or not top else "█" * round(_BAR * abs(p.value) / top)
+        bar = "" if p.value is None or not top else "█" * round(bar_width * abs(p.value) / top)
         spread = "" if p.spread is None else format_number(p.spread)
         note = p.unmeasured or (f"SUSPECT: {p.suspect}" if p.suspect else "")
         note = f"simulated; {note}".removesuffix("; ") if p.simulated else note
@@ -141,7 +156,7 @@ def _print_points(points: list[Point]) -> None:
             bar,
             Text(printable(note)),
         )
-    out().print(table)
+    console.print(table)
 
 
 def _seconds(run: Run) -> float | None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from pichak_coordinator.cli.common import EXIT_NOTHING, UserError, json_option, out, print_json
+from pichak_coordinator.cli.common import EXIT_NOTHING, UserError, json_option, print_json
 from pichak_coordinator.cli.options import open_store, store_option
-from pichak_coordinator.text import printable
+from pichak_coordinator.cli.tables import chosen_format, format_option, print_records
 
-if TYPE_CHECKING:
-    from rich.text import Text
+#: Of more nodes a person is shown the count and the first ones.
+_MOST_LINES = 40
 
 
 @click.command(
@@ -23,20 +24,42 @@ if TYPE_CHECKING:
 )
 @click.option("--address", envvar="RAY_ADDRESS", help="The Ray cluster [default: RAY_ADDRESS].")
 @click.option("--insecure", is_flag=True, help="Join a cluster that has no authentication.")
+@click.option("--all", "every", is_flag=True, help="Every node, also of a large fleet.")
 @store_option
+@format_option
 @json_option
-def nodes(address: str | None, insecure: bool, store_path: Path | None, as_json: bool) -> int:
+def nodes(
+    *,
+    address: str | None,
+    insecure: bool,
+    every: bool,
+    store_path: Path | None,
+    form: str,
+    as_json: bool,
+) -> int:
     """List the nodes of a cluster; without an address, those that were profiled before."""
+    form = chosen_format(form, as_json)
     found = _of_cluster(address, insecure) if address else _of_store(store_path)
-    if as_json:
+    if form == "json":
         print_json({"schema": 1, "source": address or "history", "nodes": found})
         return 0 if found else EXIT_NOTHING
     if not found:
         where = f"the cluster at {address} has no node" if address else "no node was profiled yet"
         click.echo(f"pichak: {where}; `pichak fleet profile` measures one", err=True)
         return EXIT_NOTHING
-    _print(found)
+    few = every or form != "table" or len(found) <= _MOST_LINES
+    if not few:
+        click.echo(_summary(found))
+    print_records(found if few else found[:_MOST_LINES], form, right=("cpus", "gpus"))
+    if not few:
+        click.echo(f"{len(found) - _MOST_LINES:,} more (--all lists every one)")
     return 0
+
+
+def _summary(found: Sequence[dict[str, Any]]) -> str:
+    dead = sum(node.get("state") == "dead" for node in found)
+    gpus = sum(int(node["gpus"]) for node in found)
+    return f"{len(found):,} nodes with {gpus:,} GPUs" + (f", {dead:,} dead" if dead else "")
 
 
 def _of_cluster(address: str, insecure: bool) -> list[dict[str, Any]]:
@@ -59,7 +82,8 @@ def _of_cluster(address: str, insecure: bool) -> list[dict[str, Any]]:
             "ray_node": n.node_id,
             "simulated": n.simulated,
         }
-        for n in listed
+        # The dead ones first, the others as the cluster lists them.
+        for n in sorted(listed, key=lambda n: n.alive)
     ]
 
 
@@ -75,23 +99,3 @@ def _of_store(path: Path | None) -> list[dict[str, Any]]:
             }
             for n in store.nodes()
         ]
-
-
-def _print(found: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in found[0]:
-        table.add_column(name.replace("_", " "), overflow="fold")
-    for node in found:
-        table.add_row(*(_cell(value) for value in node.values()))
-    out().print(table)
-
-
-def _cell(value: Any) -> Text:
-    """Text of a node, which must not be read as markup."""
-    from rich.text import Text
-
-    if isinstance(value, bool):
-        return Text("yes" if value else "")
-    return Text(printable(f"{value:g}" if isinstance(value, float) else str(value)))

@@ -23,6 +23,7 @@ from pichak_coordinator.cli.price_options import (
     prices_option,
     tell_unknown,
 )
+from pichak_coordinator.cli.tables import chosen_format, format_option, print_records
 
 if TYPE_CHECKING:
     from pichak_coordinator.pick_many import Wish
@@ -78,6 +79,7 @@ _MOST_ROWS = 10**9
     help="Leave a node out, a suspected one for instance; may be repeated.",
 )
 @store_option
+@format_option
 @json_option
 def pick(
     *,
@@ -86,6 +88,7 @@ def pick(
     by: str | None,
     prices: Path | None,
     store_path: Path | None,
+    form: str,
     as_json: bool,
     **asked: Any,
 ) -> int:
@@ -98,12 +101,13 @@ def pick(
     said by how much a better one could still be better. RUN is an id, its beginning, or a name
     (default: the newest profile).
     """
-    from pichak_coordinator.cli.pick_view import print_team
+    from pichak_coordinator.cli.pick_view import RIGHT, member_records, print_team
     from pichak_coordinator.cli.run_choice import chosen_run
     from pichak_coordinator.pick_many import CannotPickError, pick_many
     from pichak_coordinator.stored_faults import with_network_findings
     from pichak_coordinator.stored_links import stored_links
 
+    form = chosen_format(form, as_json)
     book = prices_of(prices)
     wish = _wish(count, by, asked)
     with open_store(store_path, read_only=True) as store:
@@ -118,8 +122,10 @@ def pick(
         team = pick_many(rows, links, book, wish)
     except CannotPickError as error:
         raise UserError(str(error)) from error
-    if as_json:
+    if form == "json":
         print_json({"schema": 1, "run": chosen, "pick": team.as_dict()})
+    elif form != "table":
+        print_records(member_records(team), form, right=RIGHT)
     else:
         print_team(team, out(), chosen)
     return EXIT_DONE

@@ -31,6 +31,7 @@ from pichak_coordinator.cli.options import (
 from pichak_coordinator.cli.price_options import prices_of, prices_option, tell_unknown
 from pichak_coordinator.cli.profile_request import profile_request
 from pichak_coordinator.cli.progress import Progress, ProgressLine
+from pichak_coordinator.cli.tables import chosen_format, format_option
 
 if TYPE_CHECKING:
     from pichak_coordinator.cli.run_view import Shown
@@ -98,7 +99,9 @@ if TYPE_CHECKING:
 )
 @prices_option
 @click.option("--strict", is_flag=True, help="Exit with 1 when a node failed or a fault is sure.")
+@click.option("--all", "every", is_flag=True, help="Show every device, also of a large fleet.")
 @store_option
+@format_option
 @json_option
 def profile(
     *,
@@ -111,7 +114,9 @@ def profile(
     sort: str,
     prices: Path | None,
     strict: bool,
+    every: bool,
     store_path: Path | None,
+    form: str,
     as_json: bool,
     **asked: Any,
 ) -> int:
@@ -124,7 +129,8 @@ def profile(
     """
     from pichak_coordinator.cli.run_view import Shown, comparison_of
 
-    shown = Shown(sort, prices_of(prices))
+    form = chosen_format(form, as_json)
+    shown = Shown(sort, prices_of(prices), every=every)
     comparison_of([], shown)  # a column that does not exist is said before anything is measured
     request = profile_request(asked, deadlines)
     with ExitStack() as stack:
@@ -139,7 +145,7 @@ def profile(
         _judge(store, run)
         rows = store.rows_of(run)
         tell_unknown(shown.prices, rows)
-        _present(store, run, rows, shown, as_json, timing, links)
+        _present(store, run, rows, shown, form, timing, links)
     if interrupted:
         click.echo("pichak: interrupted; what was measured is kept", err=True)
         return EXIT_INTERRUPTED
@@ -247,15 +253,19 @@ def _present(
     run: str,
     rows: Sequence[Row],
     shown: Shown,
-    as_json: bool,
+    form: str,
     timing: Mapping[str, float],
     links: NetReport | None,
 ) -> None:
-    from pichak_coordinator.cli.run_view import print_run, run_as_dict
+    from pichak_coordinator.cli.run_view import comparison_of, print_run, run_as_dict
 
-    if as_json:
+    if form == "json":
         record = run_as_dict(store, run, rows, shown)
         print_json({**record, "network": links.as_dict() if links else None})
+        return
+    if form != "table":
+        table = comparison_of(rows, shown)
+        click.echo(table.to_csv() if form == "csv" else table.to_markdown(), nl=False)
         return
     console = out()
     print_run(store, run, rows, shown, console, plans=True)

@@ -22,6 +22,7 @@ from pichak_coordinator.cli.common import (
 )
 from pichak_coordinator.cli.fleet_watch import budget_of, intervals_of
 from pichak_coordinator.cli.options import MOST_SEED, FiniteRange
+from pichak_coordinator.cli.tables import chosen_format, format_option
 
 if TYPE_CHECKING:
     from pichak_coordinator.schedule import Policy
@@ -104,13 +105,7 @@ _DRAWN = ("nodes", "fault_rate", "noise")
     metavar="FILE",
     help="A new file for the history that the fleet leaves [default: none is kept].",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "json", "csv", "md"]),
-    default="table",
-    show_default=True,
-)
+@format_option
 @json_option
 @click.pass_context
 def simulate(
@@ -140,8 +135,7 @@ def simulate(
     from pichak_coordinator.simulated_fleet import drawn_fleet, given_fleet
     from pichak_coordinator.simulation import Simulation
 
-    if as_json and form not in ("table", "json"):
-        raise UserError(f"--json and --format {form}: choose one of them")
+    form = chosen_format(form, as_json)
     begin = start.replace(tzinfo=timezone.utc).timestamp()
     if files:
         given = [name for name in _DRAWN if _was_given(ctx, name)]
@@ -169,7 +163,7 @@ def simulate(
         "budget_seconds_an_hour": policy.budget_seconds,
         "took_seconds": round(time.monotonic() - began, 1),
     }
-    if as_json or form == "json":
+    if form == "json":
         print_json(record)
     else:
         show_simulation(made, record, form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pichak_coordinator.team import Team
 from pichak_coordinator.text import printable
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LISTED = 20
+#: Columns of `member_records` that hold figures.
+RIGHT = ("rank", "rows_a_step", "own_part_s", "alone_tok_s", "to_the_next_mb_s")
 #: A gap below this is rounding.
 _PROVED = 1e-9
 
@@ -51,6 +53,28 @@ def print_team(team: Team, console: Console, run: str) -> None:
         _say(console, f"left out: {sentence}")
     if len(team.left_out) > _LISTED:
         _say(console, f"left out: {len(team.left_out) - _LISTED} more (--json has them)")
+
+
+def member_records(team: Team) -> list[dict[str, Any]]:
+    """A record for each rank, in the ring's order."""
+    after = {source: link for source, _, link in team.ring}
+    made = []
+    for rank, member in enumerate(team.members):
+        node = member.row.node
+        link = after.get(node.alias or node.host or node.node)
+        made.append(
+            {
+                "rank": rank,
+                "node": member.label,
+                "device": node.device_name or node.device,
+                "rows_a_step": team.rows_each,
+                "own_part_s": member.step_seconds(team.rows_each),
+                "alone_tok_s": member.tokens_per_second,
+                "to_the_next_mb_s": None if link is None else link.mb_s,
+                "link_measured": None if link is None else link.measured,
+            }
+        )
+    return made
 
 
 def _members(team: Team, console: Console) -> None:

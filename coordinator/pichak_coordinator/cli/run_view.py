@@ -22,12 +22,14 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Shown:
-    """How a run is shown: the column it is sorted by, prices, and what the pick goes by ("speed",
-    "cost", or None: by cost where there are prices)."""
+    """How a run is shown: the column it is sorted by, prices, what the pick goes by ("speed",
+    "cost", or None: by cost where there are prices), and whether every device of a large fleet is
+    (`every`), or a summary, the worst and the first."""
 
     sort: str = ""
     prices: PriceBook = NO_PRICES
     by: str | None = None
+    every: bool = False
 
 
 def comparison_of(rows: Sequence[Row], shown: Shown | str) -> Comparison:
@@ -70,16 +72,23 @@ def print_run(
 ) -> None:
     """Plans (when asked for), the table with its pick, and what changed since the last run."""
     from pichak_coordinator.cli.comparison_view import (
+        MOST_LINES,
         render_changes,
         render_comparison,
         render_rows,
     )
 
+    shown = Shown(shown) if isinstance(shown, str) else shown
+    table = comparison_of(rows, shown)
     if plans:
-        render_rows(rows, console)
+        few = shown.every or len(rows) <= MOST_LINES
+        picked = [row for row in rows if row.key == (table.pick.node, table.pick.device)]
+        render_rows(rows if few else picked, console)
+        if not few:
+            console.print("The plan of the one picked; --plans --all prints every one.")
         console.print()
-    render_comparison(comparison_of(rows, shown), console)
+    render_comparison(table, console, every=shown.every)
     before = store.previous_rows(run)
     if before:
         console.print()
-        render_changes(changes(rows, before), console)
+        render_changes(changes(rows, before), console, every=shown.every)
