@@ -19,10 +19,12 @@ from pichak_coordinator.speed import plan_number
 from pichak_coordinator.text import printable, shortened
 from pichak_coordinator.watch_view import WatchView
 from pichak_core.measure import probes
-from pichak_core.measurement import Measurement, Unmeasured
+from pichak_core.measurement import Unmeasured
 
 #: Longest value of a label, in characters.
 MOST_LABEL = 120
+#: Findings of a device that are shown one by one, the worst first; the counts hold all of them.
+MOST_FINDINGS = 50
 #: Numbers of a node's plan that are shown: what its training gives, with the unit in the name.
 PLAN = {
     "micro_batch": ("micro_batch_rows", "rows of one micro-batch, from the ramp"),
@@ -81,8 +83,9 @@ def exported_names() -> set[str]:
     }
 
 
-def _device(node: NodeRecord) -> tuple[str, ...]:
-    return node.node, node.alias or node.host, node.device, "yes" if node.simulated else ""
+def _device(node: NodeRecord) -> Labels:
+    name = label(node.alias or node.host)
+    return label(node.node), name, label(node.device), "yes" if node.simulated else ""
 
 
 def _measured(view: WatchView) -> Iterator[Family]:
@@ -95,18 +98,28 @@ def _measured(view: WatchView) -> Iterator[Family]:
         *("pichak_suspect", "gauge", "1 for a reading that cannot be true, and is not shown"),
         (*_DEVICE, "metric"),
     )
-    for metric in (metric for probe in probes().values() for metric in probe.metrics):
-        unit = f" ({metric.unit})" if metric.unit else ""
-        family = Family(metric_name(metric.name), "gauge", f"{metric.meaning}{unit}", _DEVICE)
-        for row in rows:
-            reading = row.fingerprint.get(metric.name)
+    known = {
+        metric.name: Family(
+            metric_name(metric.name),
+            "gauge",
+            f"{metric.meaning} ({metric.unit})" if metric.unit else metric.meaning,
+            _DEVICE,
+        )
+        for probe in probes().values()
+        for metric in probe.metrics
+    }
+    for row in rows:
+        place = _device(row.node)
+        for name, reading in row.fingerprint.items():
+            if name not in known:
+                continue
             if isinstance(reading, Unmeasured):
-                unmeasured.add(1, *_device(row.node), metric.name, reading.reason.value)
-            elif isinstance(reading, Measurement) and reading.suspect:
-                suspect.add(1, *_device(row.node), metric.name)
-            elif isinstance(reading, Measurement) and not isinstance(reading.value, str):
-                family.add(reading.value, *_device(row.node))
-        yield family
+                unmeasured.samples[(*place, name, reading.reason.value)] = 1.0
+            elif reading.suspect:
+                suspect.samples[(*place, name)] = 1.0
+            elif not isinstance(reading.value, str):
+                known[name].samples[place] = float(reading.value)
+    yield from known.values()
     yield from _plans(rows)
     yield unmeasured
     yield suspect
@@ -156,9 +169,9 @@ def _nodes(view: WatchView) -> Iterator[Family]:
         row = view.rows.get((node, key))
         place = _device(row.node) if row else (node, hosts.get(node, ""), "", "")
         for found in some:
+            counts.samples[found.severity, found.state] += 1
+        for found in sorted(some, key=lambda each: each.order)[:MOST_FINDINGS]:
             findings.add(1, *place, found.code, found.severity, found.state, found.metric)
-    for values in findings.samples:
-        counts.samples[values[5:7]] += 1
     yield findings
     yield counts
 

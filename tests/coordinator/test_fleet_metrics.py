@@ -12,7 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pichak_coordinator.fleet_metrics import MOST_LABEL, exported_names, families, metric_name
+from pichak_coordinator.fleet_metrics import (
+    MOST_FINDINGS,
+    MOST_LABEL,
+    exported_names,
+    families,
+    metric_name,
+)
 from pichak_coordinator.metrics_server import HANGS_SECONDS, MetricsError, MetricsServer
 from pichak_coordinator.records import Finding, NodeRecord, Row
 from pichak_coordinator.schedule import Entry
@@ -164,6 +170,18 @@ def test_findings_schedule_budget_and_ends() -> None:
     assert jobs["ramp", "failed"] == 4
     # Without a budget there is none to be left.
     assert "pichak_watch_budget_left_seconds" not in scraped(view(row("a")))
+
+
+def test_a_device_with_countless_findings_shows_its_worst() -> None:
+    some = [Finding(f"code_{i}", "info", "s") for i in range(500)]
+    some.append(Finding("gpu_lost", "fail", "gone", state="confirmed"))
+    found = scraped(view(row("a"), findings=some))
+    codes = [s.labels["code"] for s in found["pichak_fleet_finding"]]
+    assert len(codes) == MOST_FINDINGS
+    assert "gpu_lost" in codes
+    counts = {s.labels["severity"]: s.value for s in found["pichak_fleet_findings"]
+              if s.labels["state"] == "suspected"}  # fmt: skip
+    assert counts["info"] == 500
 
 
 def test_constants_of_a_plan_are_no_measurements() -> None:
