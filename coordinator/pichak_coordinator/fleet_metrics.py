@@ -114,9 +114,9 @@ def _measured(view: WatchView) -> Iterator[Family]:
             if name not in known:
                 continue
             if isinstance(reading, Unmeasured):
-                unmeasured.samples[(*place, name, reading.reason.value)] = 1.0
+                unmeasured.add(1, *place, name, reading.reason.value)
             elif reading.suspect:
-                suspect.samples[(*place, name)] = 1.0
+                suspect.add(1, *place, name)
             elif not isinstance(reading.value, str):
                 known[name].samples[place] = float(reading.value)
     yield from known.values()
