@@ -382,11 +382,12 @@ def _watch(
     with cluster:
         nodes = cluster.wait_for_nodes()
         where = "a local Ray" if cluster.local else f"the cluster at {cluster.address}"
-        if not nodes:
+        if not nodes and once:
             raise NothingMeasuredError(
                 f"{where} has no living node to measure (`ray status` shows why)"
             )
-        progress.say(f"watching {where}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}")
+        count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+        progress.say(f"watching {where}: {count if nodes else 'no node to measure yet'}")
         sender = Sender(webhook, store, progress.say, time.time) if webhook else None
         end = math.inf if for_seconds is None else time.monotonic() + for_seconds
 
