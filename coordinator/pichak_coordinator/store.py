@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, TypeVar, get_args
 
 from pichak_agent.messages import Job, MessageError
+from pichak_coordinator.agent_findings import agent_findings
 from pichak_coordinator.database import (
     CorruptStoreError,
     StoreError,
@@ -115,7 +116,7 @@ class Store(Writer):
         """All agents of a run at once: the identity of each (or its given name), in their order.
 
         GPUs that a machine had in its run before and no longer has, or the reverse, become
-        findings of this run.
+        findings of this run; so does what an agent says that it saw between probes.
         """
         nodes = list(names) if names is not None else node_identities(hellos)
         with self.atomically():
@@ -221,7 +222,10 @@ class Store(Writer):
         with self.atomically():
             self._write("DELETE FROM findings WHERE run = ?", [(run,)])
             found = self._all("SELECT hello_json, node FROM run_nodes WHERE run = ?", run)
-            self._tell_gpu_changes(run, [json.loads(h) for h, _ in found], [n for _, n in found])
+            hellos = [json.loads(h) for h, _ in found]
+            self._tell_gpu_changes(run, hellos, [n for _, n in found])
+            for hello, (_, node) in zip(hellos, found, strict=True):
+                self._put_findings(run, node, "", agent_findings(hello))
             for node, device, data in self._all(
                 "SELECT jobs.node, device, data FROM jobs JOIN outcomes USING (job_id) "
                 "WHERE run = ? ORDER BY attempt",
@@ -247,6 +251,7 @@ class Store(Writer):
             "ON CONFLICT (run, node) DO UPDATE SET error = excluded.error",
             (run, node, _json(hello), error, run),
         )
+        self._put_findings(run, node, "", agent_findings(hello))
 
     def _put_outcome(self, data: bytes, parts: Parts) -> bool:
         outcome, now = parts.outcome, self._clock()

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from pichak_coordinator.agent_findings import from_agent
 from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.dispatch import Dispatcher
 from pichak_coordinator.identity import gpu_uuids, machine_key
@@ -143,7 +144,9 @@ class Members:
         found = self._store.findings(run)
         joined: list[Member] = []
         for (node, hello), name in zip(answered, names[len(old) :], strict=True):
-            member = Member(node, hello, name, found.get((name, ""), []))
+            # What its agent saw comes with its probes.
+            said = [f for f in found.get((name, ""), []) if not from_agent(f)]
+            member = Member(node, hello, name, said)
             self._by_ray_id[node.node_id] = member
             self._asked.pop(node.node_id, None)
             joined.append(member)

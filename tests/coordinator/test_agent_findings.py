@@ -1,0 +1,130 @@
+"""What an agent tells when it is greeted: its form is checked, and it reaches the table."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pichak_agent.testing import SimulatedNode, gpu_fault
+from pichak_agent.watch import Watch
+from pichak_agent.watch_rules import CODES as WATCH_CODES
+from pichak_agent.watch_rules import RULES
+from pichak_coordinator.agent_findings import CODES, agent_findings, from_agent
+from pichak_coordinator.store import Store
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    return {
+        "code": "gpu_slowed",
+        "severity": "warn",
+        "subject": "GPU-a",
+        "sentence": "GPU 0 slowed itself down",
+        "evidence": {"share_of_readings": 0.9, "from_unix": 1.8e9},
+        "state": "confirmed",
+        "first_unix": 1.8e9,
+        "last_unix": 1.8e9 + 60,
+        "episodes": 1,
+        **changes,
+    }
+
+
+def hello(*findings: Any, **more: Any) -> dict[str, Any]:
+    return {"machine_id": "m", "host": "node-a", "findings": list(findings), **more}
+
+
+def test_both_sides_know_the_same_codes() -> None:
+    assert CODES == WATCH_CODES
+
+
+def test_its_source_and_time_are_said() -> None:
+    (found,) = agent_findings(hello(told()))
+    assert found.sentence == (
+        "the agent on node-a saw, at 2027-01-15 08:00:00 UTC: GPU 0 slowed itself down"
+    )
+    assert (found.code, found.severity, found.state) == ("gpu_slowed", "warn", "confirmed")
+    assert found.evidence["share_of_readings"] == 0.9
+    assert found.evidence["subject"] == "GPU-a"
+    assert from_agent(found)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        "text",
+        [],
+        told(code="rm_rf"),
+        told(code=7),
+        told(code=["gpu_slowed"]),
+        told(severity="fatal"),
+        told(severity=["warn"]),
+        told(state="resolved"),
+        told(state=None),
+        told(sentence=""),
+        told(sentence=5),
+        told(first_unix="now"),
+        told(first_unix=math.inf),
+        told(first_unix=math.nan),
+        told(first_unix=True),
+        told(first_unix=-1),
+        {},
+    ],
+)
+def test_what_is_malformed_is_left_out(entry: Any) -> None:
+    found = agent_findings(hello(entry, told()))
+    assert [f.code for f in found] == ["gpu_slowed"]
+
+
+@pytest.mark.parametrize("findings", [None, "x", {"a": 1}, 5])
+def test_a_greeting_without_a_list_finds_nothing(findings: Any) -> None:
+    assert agent_findings({"findings": findings}) == []
+    assert agent_findings({}) == []
+
+
+def test_text_is_one_short_plain_line_and_figures_are_flat() -> None:
+    evil = told(
+        sentence="a\n\x1b[2Jb" + "c" * 5000,
+        subject="s" * 5000,
+        evidence={
+            "nested": {"a": 1},
+            "long": "y" * 5000,
+            "nan": math.nan,
+            "n\x1b": 1,
+            **{f"k{n}": n for n in range(1000)},
+        },
+    )
+    (found,) = agent_findings(hello(evil, host="h\x1b]0;x"))
+    assert found.sentence.isprintable()
+    assert len(found.sentence) < 800
+    assert len(found.evidence) <= 23
+    assert "nested" not in found.evidence
+    assert "nan" not in found.evidence
+    assert all(len(str(v)) <= 200 for v in found.evidence.values())
+    assert len(agent_findings(hello(*[told(code=c) for c in sorted(CODES)] * 100))) <= 26
+
+
+def test_cards_with_the_same_are_one_sentence() -> None:
+    cards = [told(subject=f"GPU-{n}", state="suspected") for n in range(3)]
+    (found,) = agent_findings(hello(*cards, told(subject="GPU-x", severity="fail")))
+    assert found.severity == "fail"
+    assert found.evidence["of_this_kind"] == 4
+    assert found.sentence.endswith("(and 3 more of this kind)")
+
+
+def test_it_is_kept_with_the_run_and_again_after_an_import(tmp_path: Path) -> None:
+    watch = Watch(RULES)
+    for reading in SimulatedNode(jobs=0.0).trace(60, [gpu_fault(0, ecc_uncorrected=2)]):
+        watch.take(reading)
+    sent = [found.as_dict() for found in watch.findings()]
+    with Store.open(tmp_path / "h.db") as store:
+        run = store.begin_run("fleet profile", {})
+        (node,) = store.record_nodes(run, [hello(*sent)])
+        (found,) = store.findings(run)[node, ""]
+        assert (found.code, found.severity, found.state) == ("gpu_ecc", "fail", "confirmed")
+        assert "the agent on node-a saw" in found.sentence
+        assert found.fault  # never picked silently
+        store.renew_findings(run)
+        assert [f.code for f in store.findings(run)[node, ""]] == ["gpu_ecc"]
