@@ -173,7 +173,8 @@ def _sentence(device: str, seen: Sequence[Gpu], use: GpuUse, work: Sequence[floa
     if len(users) > 4:
         who += f"; and {len(users) - 4} more"
     memory = "memory in use unknown" if use.used_bytes is None else f"{_mib(use.used_bytes)} in use"
-    by = who or f"nobody that NVML lists here, {memory}"
+    by = who or f"somebody whom NVML does not list, {memory}"
+    on_it = who or f"nobody that NVML lists, {memory}"
     looked = f"{len(seen)} look{'s' * (len(seen) > 1)}"
     if len(seen) > 1 and use.apart_seconds:
         looked += f", {use.apart_seconds:g} s apart"
@@ -189,7 +190,7 @@ def _sentence(device: str, seen: Sequence[Gpu], use: GpuUse, work: Sequence[floa
     why = gap.describe() if isinstance(gap, Unmeasured) else "the counter stands at 0, which means"
     if not isinstance(gap, Unmeasured):
         why += " nothing on WSL2"
-    return f"whether {what} is worked on is not known (utilisation: {why}); on it: {by}"
+    return f"whether {what} is worked on is not known (utilisation: {why}); on it: {on_it}"
 
 
 def _percents(work: Sequence[float]) -> str:

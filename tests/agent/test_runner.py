@@ -648,20 +648,42 @@ def test_the_out_of_memory_killer_is_named_on_evidence() -> None:
 # -- its control group ----------------------------------------------------------------------------
 
 
-def groups() -> set[Path]:
-    """Control groups of jobs that this process started: each below the same one."""
+def parent_of_groups() -> Path:
+    """The folder in which jobs of this process get their groups; skipped where they get none."""
     probe = make_group(f"look-{os.getpid()}", 0)
     if isinstance(probe, str):
         pytest.skip(f"no control group can be made: {probe}")
     probe.remove()
-    return set(probe.folder.parent.glob(f"{PREFIX}*"))
+    return probe.folder.parent
+
+
+#: The job says which groups it is in.
+OWN_GROUP = "progress(' '.join(open('/proc/self/cgroup').read().split()))\n"
+
+
+class Groups:
+    """The group that a job said it was in; `hear` is for its progress."""
+
+    def __init__(self) -> None:
+        self._parent = parent_of_groups()
+        self._folder: Path | None = None
+
+    def hear(self, text: str) -> None:
+        found = re.search(rf"{PREFIX}[0-9a-f]{{32}}", text)
+        if found:
+            self._folder = self._parent / found.group()
+            assert self._folder.is_dir()
+
+    def left(self) -> bool:
+        assert self._folder is not None, "the job was in no group"
+        return self._folder.exists()
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("last", ["pass", "os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)"])
 def test_a_process_that_cut_every_tie_ends_with_the_job(last: str) -> None:
     """Double-forked, without the job's variables, and its warden killed before any look."""
-    groups()
+    parent_of_groups()
     name, sleeps = f"stranger-{os.getpid()}", "import time; time.sleep(300)"
     program = child(
         "if os.fork() == 0:\n"
@@ -682,18 +704,28 @@ def test_a_process_that_cut_every_tie_ends_with_the_job(last: str) -> None:
     "work", ["pass", "os._exit(3)", "os.kill(os.getppid(), 9)", HOG, "time.sleep(300)"]
 )
 def test_no_group_is_left(work: str) -> None:
-    seen: set[Path] = set()
-    before = groups()
+    groups = Groups()
+    start(
+        child(f"{OWN_GROUP}{work}"),
+        cap=60 * MIB,
+        on_progress=groups.hear,
+        deadline=6.0 if "sleep" in work else 60.0,
+    )
+    assert not groups.left()
 
-    def look(_text: str) -> None:
-        # Another test beside this one has its own.
-        seen.update(groups() - before)
 
-    program = child(f"progress('ready')\n{work}")
-    start(program, cap=60 * MIB, on_progress=look, deadline=6.0 if "sleep" in work else 60.0)
-    assert seen
-    mine = [group for group in seen if group.exists() and not (group / "cgroup.procs").read_text()]
-    assert mine == []
+@pytest.mark.root
+def test_a_cancelled_job_leaves_nothing() -> None:
+    """No process of it, also one that ran away; no group; no file, which conftest looks for."""
+    groups, cancel = Groups(), threading.Event()
+
+    def hear(text: str) -> None:
+        groups.hear(text)
+        cancel.set()
+
+    outcome = start(child(f"daemon()\n{OWN_GROUP}time.sleep(300)"), cancel=cancel, on_progress=hear)
+    assert outcome.status == "cancelled"
+    assert not groups.left()
 
 
 def test_without_a_group_the_cap_is_held_by_looking_and_that_is_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from click.testing import CliRunner, Result
 from pichak_coordinator.cli import app
 from pichak_coordinator.cli.fingerprint_page import page_lines
 from pichak_core import measure
+from pichak_core.devices import gpu_look
+from pichak_core.devices.gpu_use import GpuUse
 from pichak_core.measure import Context
 from pichak_core.measurement import Fingerprint, Measurement, Reason, Unmeasured
 
@@ -253,6 +256,41 @@ def test_auto_is_the_cpu_without_torch_or_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert (seen[0].device, seen[0].depth) == ("cpu", "full")
     refused = run("--device", "cuda:0")
     assert "pip install" in str(refused.exception)
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> list[Context]:
+    """A machine with one GPU on which anna works; the contexts that were measured all the same."""
+    seen: list[Context] = []
+    replace_probes(monkeypatch, lambda tell: tell(sample()), seen)
+    command = importlib.import_module("pichak_coordinator.cli.gpu")
+    monkeypatch.setattr(command, "_resolved", lambda _device: "cuda:0")
+    users = GpuUse("busy", "cuda:0 (NVIDIA L4) is in use by pid 4242 python3 (anna), 18,300 MiB")
+    monkeypatch.setattr(gpu_look, "look_at", lambda _device: users)
+    return seen
+
+
+def test_a_gpu_that_somebody_uses_is_left_alone(busy: list[Context]) -> None:
+    done = run()
+    assert busy == []
+    assert done.exception.exit_code == 1  # type: ignore[union-attr]
+    assert str(done.exception) == (
+        "cuda:0 (NVIDIA L4) is in use by pid 4242 python3 (anna), 18,300 MiB; it was left alone; "
+        "--wait-if-busy SECONDS waits for it, --even-if-busy measures it anyway"
+    )
+
+
+def test_who_insists_measures_it_and_is_told(busy: list[Context]) -> None:
+    done = run("--even-if-busy", "--json")
+    assert done.return_value == 0
+    assert len(busy) == 1
+    assert "in use by pid 4242" in done.stderr
+    assert json.loads(done.stdout)["device"] == "cuda:0"
+
+
+def test_what_does_not_load_the_gpu_does_not_ask(busy: list[Context]) -> None:
+    assert run("--only", "software", "--only", "cpu").return_value == 0
+    assert len(busy) == 1
 
 
 def test_help_has_examples() -> None:

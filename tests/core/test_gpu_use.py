@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pichak_core.devices.gpu_use import GpuUse, judge_use
 from pichak_core.devices.nvml import Gpu
+from pichak_core.devices.nvml_child import gpu_from_wire
+from pichak_core.devices.nvml_child import use as write_use
 from pichak_core.devices.nvml_processes import GpuProcess
+from pichak_core.devices.nvml_record import Player
+from pichak_core.devices.nvml_recording import load_recording
 from pichak_core.measurement import Reason, Unmeasured
 
 MIB = 2**20
@@ -132,6 +137,37 @@ def test_our_own_processes_are_nobody_else() -> None:
     found = judge(both, ours=[11])
     assert (found.state, [user.pid for user in found.users]) == ("busy", [4242])
     assert found.used_bytes == 6_100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("recording", "states"),
+    [
+        ("datacentre_h100", ["idle", "idle"]),
+        ("container_lost_device", ["idle"]),
+        ("vgpu_guest", ["idle"]),
+        # At work, and no list of processes: somebody's.
+        ("falls_off_bus", ["busy", "busy"]),
+        # A desktop that draws, one that has programs with windows, a context that does nothing.
+        ("laptop", ["held"]),
+        ("windows_geforce", ["held"]),
+        ("unified_gb10", ["held"]),
+        ("mig_a100", ["unknown"]),
+        ("wsl2", ["unknown"]),
+        ("jetson_stub", []),
+        ("version_mismatch", []),
+    ],
+)
+def test_recorded_machines(recording: str, states: list[str]) -> None:
+    made = load_recording(Path(__file__).parents[1] / "data" / "nvml" / f"{recording}.json")
+    player = Player([*made.start, *(event for part in made.rounds for event in part)])
+    written: list[dict[str, Any]] = []
+    write_use(player, 2, 0.0, written.append)
+    looks = [gpu_from_wire(record["gpu"]) for record in written if "gpu" in record]
+    cards = sorted({look.index for look in looks})
+    assert states == [
+        judge([look for look in looks if look.index == card], wsl2=recording == "wsl2").state
+        for card in cards
+    ]
 
 
 def test_a_lost_gpu_is_not_known() -> None:
