@@ -104,23 +104,16 @@ def head_went(output: str) -> bool:
     ) and joined(output)
 
 
-def refusal(output: str, address: str, exit_code: int | None) -> Refusal:
-    """What ended ``ray start``, in one sentence."""
+def refusal(
+    output: str, address: str, exit_code: int | None, *, token_file: Path | None = None
+) -> Refusal:
+    """What ended ``ray start``, in one sentence. `token_file` is what it was given."""
     text = _COLOUR.sub("", output)
     if head_went(text):
         return Refusal(f"the head at {address} went away or was started anew", settled=False)
-    if refused_token(text):
-        return Refusal(
-            f"the cluster at {address} refuses this node's token: put the cluster's own into the "
-            "file that --token-file names (on the head: `ray get-auth-token`)",
-            settled=True,
-        )
-    if "AuthenticationError" in text or ("oken" in text and "not found" in text):
-        return Refusal(
-            f"the cluster at {address} wants a token and this node has none: name a file that "
-            "holds it with --token-file (on the head: `ray get-auth-token`)",
-            settled=True,
-        )
+    no_token = "AuthenticationError" in text or ("oken" in text and "not found" in text)
+    if refused_token(text) or no_token:
+        return Refusal(_token(address, token_file), settled=True)
     if "No node info found for head node" in text:
         return Refusal(f"the head at {address} answers and is not ready yet", settled=False)
     if "timed out during startup" in text:
@@ -137,6 +130,19 @@ def refusal(output: str, address: str, exit_code: int | None) -> Refusal:
     if exit_code == 2 and usage:
         return Refusal(f"`ray start` refuses its arguments: {usage.group(1)}", settled=True)
     return Refusal(_last_words(text, exit_code), settled=False)
+
+
+def _token(address: str, token_file: Path | None) -> str:
+    if token_file is None:
+        return (
+            f"the cluster at {address} wants its token, and where Ray looks here there is none or "
+            "another: name a file that holds it with --token-file (on the head: `ray "
+            "get-auth-token`)"
+        )
+    return (
+        f"the cluster at {address} refuses the token in {token_file}: put the cluster's own there "
+        "(on the head: `ray get-auth-token`)"
+    )
 
 
 def _mismatch(address: str, ray: str, python: str, own_ray: str, own_python: str) -> str:

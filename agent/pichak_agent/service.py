@@ -223,7 +223,7 @@ class Service:
 
     def _lost(self, node: RayNode, output: str) -> None:
         self._node = None
-        said = refusal(output, self.how.address, node.exit_code)
+        said = refusal(output, self.how.address, node.exit_code, token_file=self.how.token_file)
         node.stop(STOP_SECONDS, self._pat_watchdog)
         self.state.node_id, self.state.raylet_pid = "", 0
         self.state.mark = self.state.folder = ""

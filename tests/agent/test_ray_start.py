@@ -46,12 +46,18 @@ RAYLET_KILLED = (
 @pytest.mark.parametrize(
     ("output", "code", "says", "settled"),
     [
-        pytest.param(WRONG_TOKEN, None, "refuses this node's token", True, id="wrong token"),
+        pytest.param(
+            WRONG_TOKEN,
+            None,
+            "wants its token, and where Ray looks here there is none or another",
+            True,
+            id="wrong token",
+        ),
         pytest.param(
             "ray.exceptions.AuthenticationError: Token authentication is enabled but no "
             "authentication token was found.",
             1,
-            "wants a token and this node has none",
+            "name a file that holds it with --token-file",
             True,
             id="no token",
         ),
@@ -99,6 +105,12 @@ def test_why_a_cluster_did_not_take_it(
     assert says in said.why
     assert said.settled is settled
     assert "\n" not in said.why
+
+
+def test_a_file_with_a_wrong_token_is_named() -> None:
+    said = refusal(WRONG_TOKEN, ADDRESS, None, token_file=Path("/etc/pichak/token"))
+    assert "refuses the token in /etc/pichak/token: put the cluster's own there" in said.why
+    assert said.settled
 
 
 def test_a_refusal_after_the_join_is_not_the_tokens() -> None:

@@ -133,8 +133,8 @@ def test_a_refusal_is_one_sentence_and_the_end(place: Place) -> None:
     without = {k: v for k, v in plain.items() if not k.startswith("RAY_")}
     service = [*PICHAK, "agent", "run", "--address", place.address, "--num-cpus", "1"]
     refused = {
-        "refuses this node's token": ([*service, "--token-file", str(wrong)], plain),
-        "wants a token and this node has none": (service, without),
+        f"refuses the token in {wrong}: put": ([*service, "--token-file", str(wrong)], plain),
+        "wants its token, and where Ray looks here there is none": (service, without),
         "runs another Ray (Ray 2.60.0 there, 2.59.1 here; Python": (
             service,
             {**plain, "PYTHONPATH": str(other.parent)},
