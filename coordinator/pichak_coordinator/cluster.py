@@ -145,7 +145,7 @@ class Cluster:
                 "`ray job submit` or `kubectl exec`"
             )
         if not self.local:
-            _refuse_open_cluster(self.address, insecure=insecure)
+            refuse_open_cluster(self.address, insecure=insecure)
             _refuse_silent_address(self.address)
         # A thread of Ray's prints the cluster's events on standard output, where results belong.
         self._quiet = contextlib.redirect_stdout(io.StringIO())
@@ -291,8 +291,9 @@ def reason_of(text: str, most: int = 300) -> str:
     return f"{head[: most // 3]} … {last[-(most * 2 // 3) :]}"
 
 
-def _refuse_open_cluster(address: str, *, insecure: bool) -> None:
-    """Ray runs code for whoever reaches it (CVE-2023-48022, field case 92)."""
+def refuse_open_cluster(address: str, *, insecure: bool) -> None:
+    """`ClusterError` for a cluster off loopback that is to be joined without authentication: Ray
+    runs code for whoever reaches it (CVE-2023-48022, field case 92)."""
     mode = os.environ.get("RAY_AUTH_MODE", "token").lower()
     if insecure or mode == "token" or _is_loopback(address):
         return

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from service_tools import Place, place_in, wait_until
+from service_tools import PICHAK, Place, place_in, wait_until
 
 from pichak_agent.service_knock import knock
 
@@ -141,3 +141,18 @@ def test_what_it_samples_is_served_while_its_head_is_away(place: Place) -> None:
     service.send_signal(signal.SIGTERM)
     assert service.wait(20) == 0
     assert not (place.folder / "home").exists()
+
+
+def test_a_cluster_without_authentication_is_refused_off_loopback(place: Place) -> None:
+    """field case 92"""
+    open_to_all = {**place.environment(), "RAY_AUTH_MODE": "disabled"}
+    place.environment = lambda home="home": open_to_all  # type: ignore[method-assign]
+    done = place.pichak("agent", "run", "--address", "192.0.2.1:6379")
+    assert done.returncode == 2
+    assert "without authentication" in done.stderr
+    service = place.start(
+        [*PICHAK, "agent", "run", "--address", "192.0.2.1:6379", "--insecure"], "i.log", open_to_all
+    )
+    place.wait_for("head at 192.0.2.1", "i.log")
+    service.send_signal(signal.SIGTERM)
+    assert service.wait(20) == 0

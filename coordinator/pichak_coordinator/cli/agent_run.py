@@ -40,6 +40,7 @@ _OTHER_SYSTEMS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     metavar="FILE",
     help="The cluster's token [default: where Ray looks, ~/.ray/auth_token].",
 )
+@click.option("--insecure", is_flag=True, help="Join a cluster that has no authentication.")
 @click.option("--name", default="", help="What the node is called [default: the host's name].")
 @click.option("--labels", default="", metavar="KEY=VALUE,…", help="Labels of the Ray node.")
 @click.option("--resources", default="", metavar="JSON", help="Resources of the Ray node.")
@@ -67,6 +68,7 @@ _OTHER_SYSTEMS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def run(
     address: str,
     token_file: Path | None,
+    insecure: bool,
     name: str,
     labels: str,
     resources: str,
@@ -95,6 +97,8 @@ def run(
     _check_system()
     _check_address(address)
     _check_token(token_file)
+    if token_file is None:
+        _check_open(address, insecure)
     _check_name(name)
     how = RayStart(
         address,
@@ -191,6 +195,15 @@ def _check_token(file: Path | None) -> None:
         )
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         _say(f"others on this machine can read the token in {file}: chmod 600 {file}")
+
+
+def _check_open(address: str, insecure: bool) -> None:
+    from pichak_coordinator.cluster import ClusterError, refuse_open_cluster
+
+    try:
+        refuse_open_cluster(address, insecure=insecure)
+    except ClusterError as error:
+        raise UserError(str(error)) from error
 
 
 def _labels(text: str) -> dict[str, str]:
