@@ -175,7 +175,7 @@ def tidy(root: Path) -> None:
         _remove_if_empty(path.parent)
     for lock in sorted((root / "telemetry").glob(f"*/{_LOCK}")):
         with _held(lock) as mine:
-            if mine and _holds_only(lock.parent, {_LOCK, "state.json", "state.part"}):
+            if mine and _holds_only(lock.parent, {_LOCK, "state.json", "state.part", "own"}):
                 shutil.rmtree(lock.parent, ignore_errors=True)
     for folder in (root / "agent", root / "locks", root / "telemetry", root):
         _remove_if_empty(folder)

@@ -14,6 +14,7 @@ import pytest
 from pichak_agent.home import open_home, tidy
 from pichak_agent.locks import FileLock
 from pichak_agent.messages import Job, Outcome, decode, encode
+from pichak_agent.own_jobs import OwnJobs
 from pichak_agent.service import RayStart, simulated_service
 from pichak_agent.service_backoff import Backoff
 from pichak_agent.service_files import (
@@ -26,6 +27,7 @@ from pichak_agent.service_files import (
 )
 from pichak_agent.service_notify import notify, watchdog_seconds
 from pichak_agent.simulation import agent_of_node
+from pichak_agent.telemetry import Telemetry
 
 
 def test_waits_double_up_to_a_bound_and_differ_between_nodes() -> None:
@@ -142,7 +144,14 @@ def test_tidying_touches_nothing_that_is_not_an_agents(tmp_path: Path) -> None:
         path.write_text("theirs")
     before = {path: path.read_text() for path in theirs if path.name != "lock"}
     open_home(tmp_path, "ours").close()
+    # What the telemetry and the list of running jobs make themselves goes.
+    telemetry = Telemetry(tmp_path, start_nvml=None)
+    telemetry.tick()
+    with OwnJobs(tmp_path).running(Job("j", 1, "ramp", {"device": "cuda:0"}, 9.0)):
+        telemetry.stop()
+    assert telemetry.state_file.exists()
     tidy(tmp_path)
+    assert not telemetry.folder.exists()
     assert {path: path.read_text() for path in theirs if path.name != "lock"} == before
     assert all(path.exists() for path in theirs)
     assert not (tmp_path / "agent" / "other" / "lock").exists()
