@@ -272,6 +272,7 @@ class Telemetry:
     def _read_state(self) -> dict[str, Any]:
         empty: dict[str, Any] = {"schema": _SCHEMA, "at_unix": 0.0, "source": "nobody"}
         empty |= {"latest": None, "gpus": [], "findings": [], "ring": [], "problems": []}
+        empty |= {"had": {}, "gaps": {}, "nvml": {"gap": "", "system": {}, "incidents": []}}
         try:
             found = json.loads(self.state_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -157,3 +157,20 @@ def test_text_from_a_node_stays_in_its_quotes() -> None:
     state = {"gpus": [{"index": 0, "uuid": evil, "live": {"power_watts": 1.0}, "facts": {}}]}
     assert not [n for n in metrics_text(state).splitlines() if n.startswith("evil")]
     assert len(escape("x" * 10_000)) == 200
+
+
+def test_whoever_takes_over_knows_which_gpus_there_were(tmp_path: Path) -> None:
+    first = Telemetry(tmp_path, start_nvml=played("datacentre_h100"), interval_seconds=0.02)
+    first.start()
+    try:
+        until(lambda: first.as_json(ring=False)["had"])
+        had = first.as_json(ring=False)["had"]
+        first._written = float("-inf")  # its next reading writes the state
+        until(lambda: first._written > 0)
+    finally:
+        first.stop()
+    second = Telemetry(tmp_path, start_nvml=None)
+    second.tick()
+    assert len(had) == 2
+    assert second.as_json(ring=False)["had"] == had
+    second.stop()
