@@ -84,7 +84,10 @@ class SimulatedWatch:
             self.charges = [c for c in self.charges if c.started > now - HOUR]
             # Those of this round that wait to be judged take nobody's place.
             room = replace(self.policy, most_at_once=self.policy.most_at_once + len(probed))
-            made = schedule.decide(room, list(self.entries.values()), self.charges, probed, now)
+            due = [
+                e for e in self.entries.values() if e.waits_until <= now and e.node not in probed
+            ]
+            made = schedule.decide(room, due, self.charges, probed, now)
             if not made.probes:
                 break
             for probe in made.probes:

@@ -115,6 +115,13 @@ class Reader:
             for node, host, address, uuids, first, last in found
         ]
 
+    def simulated_nodes(self) -> set[str]:
+        """The nodes that ever said of themselves that no machine is behind them."""
+        found = self._all(
+            "SELECT DISTINCT node FROM run_nodes WHERE json_extract(hello_json, '$.simulated') = 1"
+        )
+        return {record[0] for record in found}
+
     def node_at(self, address: str, host: str = "") -> str | None:
         """The node last seen at an address (and host, where given); for one that says nothing."""
         found = self._all(

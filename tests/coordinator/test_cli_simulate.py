@@ -83,6 +83,10 @@ def test_the_other_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path:
     compared = json.loads(call("compare", "--json", "--store", path).stdout)
     assert compared["run"] == record["runs"]["profile"]
     assert len(compared["nodes"]) == 10
+    listed = json.loads(call("nodes", "--json", "--store", path).stdout)["nodes"]
+    assert [node["simulated"] for node in listed] == [True] * 10
+    runs = json.loads(call("history", "--json", "--store", path).stdout)["runs"]
+    assert all(run["simulated"] for run in runs)
     picked = json.loads(call("pick", "2", "--json", "--store", path).stdout)
     assert len(picked["pick"]["members"]) == 2
     host = compared["nodes"][0]["host"]

@@ -279,6 +279,7 @@ def test_a_cell_without_a_number_is_a_sign_and_never_a_zero() -> None:
     assert made.figure is not None
     heat = made.figure["data"][0]
     assert heat["z"] == [[None, 100.0, None], [None, None, None], [None, None, None]]
+    assert (heat["zmin"], heat["zmax"]) == (50.0, 100.0)
     signs = {(n["y"], n["x"]): n["text"] for n in made.figure["layout"]["annotations"]}
     assert signs == {(0, 2): "–", (1, 0): "✕", (1, 2): "✕", (2, 0): "?", (2, 1): "·"}
     assert "90 MB/s over one that the other side opened" in heat["customdata"][1][0].replace(
@@ -298,6 +299,26 @@ def test_links_come_from_the_stored_tests(fleet_store: Path) -> None:
     slow = {source for (source, _), way in found.ways.items() if way.mb_s and way.mb_s < 400}
     assert slow == {nodes[hosts[2]]}
     assert all(way.simulated for way in found.ways.values() if way.mb_s)
+
+
+def test_a_device_that_gave_nothing_this_time_keeps_its_history(tmp_path: Path) -> None:
+    fleet = drawn_fleet(2, seed=5, fault_rate=0.0)
+    clock = Clock(BEGIN)
+    with Store.open(tmp_path / "fleet.db", clock=clock) as store:
+        for day in range(3):
+            clock.now = BEGIN + day * DAY
+            silent = {fleet.hosts[0].host} if day == 2 else set()
+            put_profile(store, fleet.hosts, clock, settings={}, silent=silent)
+    made = tmp_path / "fleet.html"
+    done = call("fleet", "report", "--html", made, "--store", tmp_path / "fleet.db")
+    assert done.exit_code == 0, done.output
+    page = Page(made.read_text(encoding="utf-8"))
+    failed = next(
+        a["id"] for t, a in page.elements if t == "details" and "device" in (a.get("class") or "")
+    )
+    drawn = {name.removeprefix(f"c-{failed}-") for name in page.figures if failed in name}
+    assert drawn == {"4"}  # the history alone
+    assert "gives nothing any more" in page.text
 
 
 def test_without_a_network_test_the_page_says_what_would_make_one() -> None:

@@ -89,6 +89,7 @@ def _of_cluster(address: str, insecure: bool) -> list[dict[str, Any]]:
 
 def _of_store(path: Path | None) -> list[dict[str, Any]]:
     with open_store(path, read_only=True) as store:
+        simulated = store.simulated_nodes()
         return [
             {
                 "node": n.node,
@@ -96,6 +97,7 @@ def _of_store(path: Path | None) -> list[dict[str, Any]]:
                 "address": n.address,
                 "gpus": len(n.gpu_uuids),
                 "last_seen": time.strftime("%Y-%m-%d %H:%M", time.localtime(n.last_seen_unix)),
+                "simulated": n.node in simulated,
             }
             for n in store.nodes()
         ]

@@ -41,9 +41,12 @@ class Series:
 
 
 def series_of(store: Reader, row: Row, metrics: Iterable[str]) -> list[Series]:
-    """The history of each of these metrics; one that was tried less than twice has none."""
+    """The history of the first `MOST_METRICS` of these that have one; what was tried less than
+    twice has none."""
     made: list[Series] = []
     for metric in metrics:
+        if len(made) == MOST_METRICS:
+            break
         every = store.history(row.node.node, metric, device=row.node.device)
         points = tuple(every[-MOST_POINTS:])
         if len(points) > 1:
@@ -53,13 +56,11 @@ def series_of(store: Reader, row: Row, metrics: Iterable[str]) -> list[Series]:
 
 
 def chosen_metrics(row: Row, changed: Sequence[Change]) -> list[str]:
-    """What to draw of a device: at most `MOST_METRICS`, the accused first."""
+    """What may be drawn of a device, the accused first; also of one that gave nothing this time."""
     named = [f.metric for f in row.findings if f.metric]
     named += [change.metric for change in changed]
     named += METRICS
-    return [
-        name for name in dict.fromkeys(named) if name in row.fingerprint and _numeric(row, name)
-    ][:MOST_METRICS]
+    return [name for name in dict.fromkeys(named) if _numeric(row, name)]
 
 
 def _numeric(row: Row, name: str) -> bool:

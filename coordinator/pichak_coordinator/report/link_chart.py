@@ -74,6 +74,8 @@ def _figure(found: Directions, nodes: Sequence[str], names: Mapping[str, str]) -
                     }
                 )
     with_figures = len(nodes) <= _MOST_WITH_FIGURES
+    rates = [rate for line in z for rate in line if rate is not None]
+    top = max(rates, default=1.0)
     data = [
         {
             "type": "heatmap",
@@ -86,6 +88,9 @@ def _figure(found: Directions, nodes: Sequence[str], names: Mapping[str, str]) -
             "hovertemplate": "%{customdata}<extra></extra>",
             "hoverongaps": False,
             "colorscale": "$heat",
+            # A scale from the lowest to the highest would make a chasm of mere noise.
+            "zmin": min([top / 2, *rates]),
+            "zmax": top,
             "colorbar": {"title": {"text": "MB/s"}, "thickness": 12},
             "xgap": 1,
             "ygap": 1,
