@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pichak_core.devices import linux, linux_identity
 from pichak_core.devices.cgroups import cpu_quotas
+from pichak_core.devices.filesystems import filesystem_of
 from pichak_core.devices.host import CpuTimes, HostKind, Identity, Pressure, SharedMemory
 
 #: Reading every core of a large server would cost more than it tells.
@@ -60,6 +61,10 @@ class LinuxHost:
     def shared_memory(self) -> SharedMemory:
         path = self.root / "dev/shm"
         size = os.statvfs(path)
+        if self.root == Path("/"):
+            where = filesystem_of(path, proc=self.proc, sys_root=self.sys)
+            if where.kind not in ("memory", "unknown"):
+                raise OSError(f"{path} is no memory, it is {where.describe()}")
         return SharedMemory(str(path), size.f_blocks * size.f_frsize, size.f_bavail * size.f_frsize)
 
     def last_level_cache_bytes(self) -> int:

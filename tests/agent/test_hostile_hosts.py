@@ -198,6 +198,13 @@ def test_there_is_no_shared_memory(kinds: str) -> None:
     assert "No such file or directory" in said.gaps["host.shm_mib"]
 
 
+@pytest.mark.root
+def test_shared_memory_is_a_folder_on_a_disk(tmp_path: Path) -> None:
+    """Its size would be the disk's."""
+    said = on_host(f"mount --bind {tmp_path} /dev/shm")
+    assert "/dev/shm is no memory, it is" in said.gaps["host.shm_mib"]
+
+
 @KINDS
 def test_there_are_few_descriptors(kinds: str) -> None:
     said = on_host(inner=("sh", "-c", 'ulimit -n 40; exec "$@"', "sh"), kinds=kinds)
