@@ -70,8 +70,11 @@ $(BENCH_VENV)/.installed: $(BENCH)/requirements.txt
 	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-bench: $(BENCH_VENV)/.installed
-	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(BENCH_VENV)/bin/python $(BENCH)/run.py
+bench: $(BENCH_VENV)/.installed $(VENV)/.installed-dev
+	@missed=0; \
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(BENCH_VENV)/bin/python $(BENCH)/run.py || missed=1; \
+	$(BIN)/python validation/scale/run.py || missed=1; \
+	exit $$missed
 
 # An hour of work and faults on a local cluster; SOAK_SECONDS=240 for a short one.
 SOAK_SECONDS ?= 3600

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,7 +33,7 @@ class Reason(str, Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """A value of one metric, with everything needed to believe or explain it.
 
@@ -84,7 +85,7 @@ class Measurement:
         return record
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Unmeasured:
     """No number for `name`, and why; `detail` says it to a person (the error, what would help)."""
 
@@ -135,33 +136,68 @@ class Fingerprint(dict[str, Reading]):
     def from_dict(cls, record: Mapping[str, Any]) -> Fingerprint:
         """The inverse of `to_dict`; `ValueError` names the metric that is malformed."""
         made = cls()
+        before: Measurement | None = None
         for name, entry in record.items():
-            made.add(reading_from_dict(str(name), entry))
+            reading = reading_from_dict(str(name), entry, before)
+            made[name] = reading
+            if isinstance(reading, Measurement):
+                before = reading
         return made
 
 
-def reading_from_dict(name: str, entry: Any) -> Reading:
-    """One reading from its `as_dict` form; `ValueError` when it is not one."""
-    if not isinstance(entry, Mapping):
+def reading_from_dict(name: str, entry: Any, before: Measurement | None = None) -> Reading:
+    """One reading from its `as_dict` form; `ValueError` when it is not one.
+
+    Of a large fleet's readings most texts repeat, and readings of one probe have their conditions
+    and seconds in common: what is as in `before` is shared with it.
+    """
+    if not isinstance(entry, dict):
         raise ValueError(f"{name}: a reading is an object, not {type(entry).__name__}")
+    get = entry.get
     if "unmeasured" in entry:
-        return Unmeasured(name, Reason(entry["unmeasured"]), str(entry.get("detail", "")))
-    value, source = entry.get("value"), entry.get("source")
+        reason, said = get("unmeasured"), get("detail", "")
+        known = _REASONS.get(reason) if isinstance(reason, str) else None
+        if known is None or not isinstance(said, str):
+            raise ValueError(f"{name}: {str(reason)[:40]!r} is no reason, or its detail no text")
+        return Unmeasured(name, known, sys.intern(said))
+    value, source, samples = get("value"), get("source"), get("samples", 1)
+    unit, suspect = get("unit", ""), get("suspect", "")
+    spread, seconds = get("spread"), get("seconds", 0.0)
+    conditions, detail = get("conditions") or _NOTHING, get("detail") or _NOTHING
     if not isinstance(value, (bool, int, float, str)) or not isinstance(source, str):
         raise ValueError(f"{name}: a reading needs 'value' and 'source'")
-    spread = entry.get("spread")
+    if not (
+        type(unit) is str
+        and type(suspect) is str
+        and type(samples) is int
+        and type(seconds) in _NUMBERS
+        and math.isfinite(seconds)
+        and (spread is None or type(spread) in _NUMBERS)
+        and type(conditions) is dict
+        and type(detail) is dict
+    ):
+        raise ValueError(f"{name}: a part of this reading is of the wrong type")
+    if before is not None:
+        seconds = before.seconds if seconds == before.seconds else seconds
+        conditions = before.conditions if conditions == before.conditions else conditions
     return Measurement(
         name,
         value,
-        str(entry.get("unit", "")),
-        source,
-        samples=int(entry.get("samples", 1)),
-        spread=None if spread is None else float(spread),
-        seconds=float(entry.get("seconds", 0.0)),
-        suspect=str(entry.get("suspect", "")),
-        conditions=dict(entry.get("conditions", {})),
-        detail=dict(entry.get("detail", {})),
+        sys.intern(unit),
+        sys.intern(source) if samples == 1 else source,
+        samples,
+        spread,
+        seconds,
+        suspect,
+        conditions,
+        detail,
     )
+
+
+_REASONS = {reason.value: reason for reason in Reason}
+_NUMBERS = frozenset((int, float))
+#: Shared by every reading that came without; nobody changes a reading's parts.
+_NOTHING: dict[str, Any] = {}
 
 
 def median_and_spread(samples: Sequence[float]) -> tuple[float, float | None]:

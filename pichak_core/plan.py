@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ Scalar = bool | int | float | str
 _LABEL_WIDTH = 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Value:
     """One number (or word), its unit, the sentence a person can check, and its cost.
 
@@ -134,7 +135,7 @@ class Value:
             raise ValueError(f"not a Value: {record!r}")
         return cls(
             value,
-            source,
+            sys.intern(source),  # the plans of a fleet have most of their sentences in common
             float(record.get("seconds", 0.0)),
             str(record.get("unit", "")),
             _bound_in(record.get("low")),

@@ -19,7 +19,9 @@ import msgpack
 
 #: Rises when a field changes its meaning. Two sides of different schema refuse each other.
 SCHEMA = 1
-MAX_BYTES = 16 * 1024 * 1024
+#: Real outcomes have 5 to 50 kB. Nested as badly as can be, a message takes some 80 times its bytes
+#: of memory to be read: 0.3 GB of this many.
+MAX_BYTES = 4 * 1024 * 1024
 #: Characters of one text field.
 MAX_TEXT = 64 * 1024
 _MAX_ITEMS = 200_000
@@ -114,7 +116,7 @@ def encode(message: Job | Outcome) -> bytes:
     Lone surrogates in a text become "?".
     """
     record = {f.name: getattr(message, f.name) for f in fields(message)}
-    record = {k: _plain(k, v, 0) if isinstance(v, Mapping) else v for k, v in record.items()}
+    record = {k: _plain(k, v, 1) if isinstance(v, Mapping) else v for k, v in record.items()}
     _check_fields(record, type(message))
     record["message"] = type(message).__name__
     try:
@@ -175,7 +177,8 @@ def unpack_map(data: bytes) -> dict[str, Any]:
         raise MessageError(f"not msgpack: {error or type(error).__name__}") from error
     if not isinstance(record, dict):
         raise MessageError(f"not an object but {type(record).__name__}")
-    return _plain("object", record, 0, tuples=False)  # type: ignore[no-any-return]
+    _check_plain(record)
+    return record
 
 
 def file_param(path: Path) -> dict[str, Any]:
@@ -242,7 +245,40 @@ def _check_fields(record: Mapping[str, Any], kind: type[Job] | type[Outcome]) ->
             raise MessageError(f"{name}: its values are not all text")
 
 
-def _plain(name: str, value: Any, depth: int, *, tuples: bool = True) -> Any:
+_SCALARS = frozenset((type(None), bool, int, float, str))
+
+
+def _check_plain(record: dict[str, Any]) -> None:
+    """`MessageError` unless what msgpack made holds JSON's own types only, with keys of text.
+
+    Level by level and without a copy: an outcome holds thousands of values, and this is most of
+    what reading one costs. msgpack's ExtType is a tuple, and so is refused.
+    """
+    level: list[Any] = [record]
+    for _ in range(_MAX_DEPTH + 1):
+        below: list[Any] = []
+        for holder in level:
+            if type(holder) is dict:
+                for key in holder:
+                    if type(key) is not str:
+                        raise MessageError(f"object: a key is {type(key).__name__}, not text")
+                items: Any = holder.values()
+            else:
+                items = holder
+            for item in items:
+                kind = type(item)
+                if kind in _SCALARS:
+                    continue
+                if kind is not dict and kind is not list:
+                    raise MessageError(f"object: {kind.__name__} cannot be sent; use plain values")
+                below.append(item)
+        if not below:
+            return
+        level = below
+    raise MessageError(f"object: nested deeper than {_MAX_DEPTH}")
+
+
+def _plain(name: str, value: Any, depth: int) -> Any:
     """`value` as JSON's own types, or `MessageError` naming `name`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -253,13 +289,12 @@ def _plain(name: str, value: Any, depth: int, *, tuples: bool = True) -> Any:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise MessageError(f"{name}: a key is {type(key).__name__}, not text")
-            made[key] = _plain(name, item, depth + 1, tuples=tuples)
+            made[key] = _plain(name, item, depth + 1)
         return made
-    # msgpack's ExtType is a tuple, so tuples are taken on the way out only.
-    if isinstance(value, list) or (tuples and isinstance(value, tuple)):
+    if isinstance(value, (list, tuple)):
         if len(value) > _MAX_ITEMS:
             raise MessageError(f"{name}: a list of {len(value):,} is longer than {_MAX_ITEMS:,}")
-        return [_plain(name, item, depth + 1, tuples=tuples) for item in value]
+        return [_plain(name, item, depth + 1) for item in value]
     raise MessageError(f"{name}: {type(value).__name__} cannot be sent; use plain values")
 
 

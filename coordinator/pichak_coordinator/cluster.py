@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from pichak_coordinator.interrupts import held_back
+from pichak_coordinator.open_cluster import serves_without_token
 
 #: Actors and their names live here, so that a second run finds the agents of the first.
 NAMESPACE = "pichak"
@@ -147,6 +148,7 @@ class Cluster:
         if not self.local:
             refuse_open_cluster(self.address, insecure=insecure)
             _refuse_silent_address(self.address)
+            _refuse_cluster_without_token(self.address, insecure=insecure)
         # A thread of Ray's prints the cluster's events on standard output, where results belong.
         self._quiet = contextlib.redirect_stdout(io.StringIO())
         self._quiet.__enter__()
@@ -183,7 +185,7 @@ class Cluster:
         except KeyboardInterrupt:
             ray.shutdown()
             raise
-        except (ConnectionError, ValueError, RuntimeError, OSError, AssertionError) as error:
+        except Exception as error:  # Ray has no type for a node that does not start in time
             with contextlib.suppress(Exception):
                 ray.shutdown()
             raise ClusterError(_why_not(self.address, error)) from error
@@ -289,6 +291,19 @@ def reason_of(text: str, most: int = 300) -> str:
     if len(lines) < 2:
         return f"{plain[: most // 3]} … {plain[-(most * 2 // 3) :]}"
     return f"{head[: most // 3]} … {last[-(most * 2 // 3) :]}"
+
+
+def _refuse_cluster_without_token(address: str, *, insecure: bool) -> None:
+    """A client with a token joins a cluster that asks nobody for one, and does not notice."""
+    if insecure or _is_loopback(address):
+        return
+    host, _, port = address.rpartition(":")
+    if serves_without_token(host.strip("[]"), int(port)):
+        raise ClusterError(
+            f"the cluster at {address} answers without a token: whoever reaches it can run code on "
+            "all of its nodes; start it with RAY_AUTH_MODE=token on each of them, or pass "
+            "--insecure if its network is private"
+        )
 
 
 def refuse_open_cluster(address: str, *, insecure: bool) -> None:

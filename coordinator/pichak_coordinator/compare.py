@@ -10,7 +10,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pichak_coordinator.economics import Economics, economics, number
@@ -54,10 +54,15 @@ class Context:
 
     prices: PriceBook
     devices: Mapping[str, int]
+    _known: dict[int, Economics] = field(default_factory=dict)
 
     def economics(self, row: Row) -> Economics:
-        """What training on this row costs."""
-        return economics(row, self.prices, self.devices[row.node.node])
+        """What training on this row costs; worked out once, for several cells show it."""
+        found = self._known.get(id(row))
+        if found is None:
+            found = economics(row, self.prices, self.devices[row.node.node])
+            self._known[id(row)] = found
+        return found
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ def _wrong_content(row: Row) -> Iterator[Finding]:
     wrong = {
         name: int(reading.detail["wrong"])
         for name, reading in row.fingerprint.items()
-        if name.startswith("gpu.")
-        and isinstance(reading, Measurement)
+        if isinstance(reading, Measurement)
+        and reading.detail
+        and name.startswith("gpu.")
         and isinstance(reading.detail.get("wrong"), int)
         and reading.detail["wrong"] > 0
     }

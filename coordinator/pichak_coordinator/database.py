@@ -21,6 +21,8 @@ BUSY_SECONDS = 10.0
 #: Up to this size the whole file is checked whenever it is opened for writing (about 0.1 s).
 CHECKED_BYTES = 64 * 1024 * 1024
 
+#: The log is brought into the file every 16 MB: each time waits for the disk twice more.
+_CHECKPOINT_PAGES = 4000
 _ASK_MILLISECONDS = 4
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
@@ -120,6 +122,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
             f"{path} lies on a file system that cannot hold a WAL database: set PICHAK_HOME to a "
             "folder on a local disk"
         )
+    db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     if path.stat().st_size <= CHECKED_BYTES:
         found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":

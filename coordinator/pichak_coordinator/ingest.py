@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pichak_agent.messages import MessageError, Outcome, decode
@@ -26,6 +26,7 @@ from pichak_core.plan import Plan
 #: More readings or findings than any machine has.
 _MAX_PARTS = 10_000
 _MAX_SAMPLES = 10**12
+_MAX_NAME = 200
 
 MetricValues = tuple[str, float | None, str | None, str | None, str, float | None, int, str, str]
 
@@ -44,6 +45,11 @@ class Parts:
     def gpu_uuid(self) -> str:
         """Which card was measured; "" for a CPU, or where no UUID could be read."""
         return self.fingerprint.text("gpu.uuid") or ""
+
+    def without_curves(self) -> Parts:
+        """The same without lists of numbers (samples, curves) in its readings' details."""
+        bare = Fingerprint({name: _bare(reading) for name, reading in self.fingerprint.items()})
+        return replace(self, fingerprint=bare)
 
     def metric_rows(self) -> list[MetricValues]:
         """(metric, value, text, unmeasured, unit, spread, samples, suspect, source) a reading."""
@@ -82,7 +88,20 @@ def _mapping(result: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     raise ValueError(f"{name}: an object was expected, not {type(part).__name__}")
 
 
+def _bare(reading: Reading) -> Reading:
+    if not isinstance(reading, Measurement) or not reading.detail:
+        return reading
+    kept = {name: part for name, part in reading.detail.items() if not _is_curve(part)}
+    return reading if len(kept) == len(reading.detail) else replace(reading, detail=kept)
+
+
+def _is_curve(part: Any) -> bool:
+    return isinstance(part, list) and bool(part) and isinstance(part[0], (int, float))
+
+
 def _check(reading: Reading) -> None:
+    if len(reading.name) > _MAX_NAME:
+        raise ValueError(f"a metric's name of {len(reading.name):,} characters")
     if not isinstance(reading, Measurement):
         return
     if reading.spread is not None and not 0 <= reading.spread < math.inf:

@@ -24,6 +24,7 @@ and a slow node is found by being slow in several metrics.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -46,6 +47,8 @@ FAIL_SHARE = 0.25
 _KEPT = 10
 
 Key = tuple[str, str]
+#: Metric, unit, and what else must agree between peers.
+GroupKey = tuple[Any, ...]
 #: (node, device, metric) -> earlier values, the oldest first.
 History = Mapping[tuple[str, str, str], Sequence[float]]
 
@@ -67,7 +70,8 @@ def judge(
     `earlier` the findings that the probe before this one gave each device, for the second look.
     `only` names the devices that are judged; the others are there as their peers.
     """
-    readings = {row.key: _readings(row) for row in rows}
+    kinds: dict[GroupKey, GroupKey] = {}
+    readings = {row.key: _readings(row, kinds) for row in rows}
     groups = _groups(rows, readings)
     found: dict[Key, list[Finding]] = {}
     for row in rows if only is None else [row for row in rows if row.key in only]:
@@ -91,15 +95,33 @@ def judge(
 
 
 class _Reading:
-    """One judged number of one row."""
+    """One judged number of one row. `group` names its peers' kind; `speaker` is who it is a reading
+    of there: a node's own parts (disk, CPU, memory) are one reading however many GPUs it has."""
 
-    def __init__(self, row: Row, metric: str, unit: str, sample: Sample) -> None:
-        self.row, self.metric, self.unit, self.sample = row, metric, unit, sample
-        self.higher_is_better = _rises(unit)
-        # A node's own parts (disk, CPU, memory) are one reading however many GPUs it has.
-        self.of_device = metric.startswith(("gpu.", "plan."))
-        self.group = (metric, unit, *_alike(row, metric))
-        self.disturbed = disturbed(_conditions(row, metric))
+    __slots__ = ("group", "metric", "noise", "row", "speaker", "unit", "value")
+
+    def __init__(
+        self,
+        row: Row,
+        metric: str,
+        unit: str,
+        value: float,
+        noise: float | None,
+        group: GroupKey,
+        speaker: str,
+    ) -> None:
+        self.row, self.metric, self.unit = row, metric, unit
+        self.value, self.noise, self.group, self.speaker = value, noise, group, speaker
+
+    @property
+    def sample(self) -> Sample:
+        """The value as `verdict` takes it."""
+        return Sample(self.value, self.noise)
+
+    @property
+    def disturbed(self) -> str:
+        """Which others used the machine meanwhile, "" when nobody did."""
+        return disturbed(_conditions(self.row, self.metric))
 
 
 def _conditions(row: Row, metric: str) -> Mapping[str, Any]:
@@ -111,22 +133,41 @@ def _conditions(row: Row, metric: str) -> Mapping[str, Any]:
     return reading.conditions if isinstance(reading, Measurement) else {}
 
 
-def _readings(row: Row) -> dict[str, _Reading]:
+def _readings(row: Row, kinds: dict[GroupKey, GroupKey]) -> dict[str, _Reading]:
+    """What is judged of a row. `kinds` holds every group's key once, for all rows."""
     made: dict[str, _Reading] = {}
+    node, model = row.node, row.node.model
+    device = f"{node.node}/{node.device}"
+    # A container with half the cores is slower for that reason, and says so itself.
+    host: tuple[Any, ...] = (node.cpu_model, row.fingerprint.number("cpu.usable_cores"))
     for metric, reading in row.fingerprint.items():
+        if not isinstance(reading, Measurement) or not _judged(metric, reading.unit):
+            continue
         value = row.fingerprint.number(metric)
-        if value is None or not isinstance(reading, Measurement):
+        if value is None:
             continue
-        unit = reading.unit
-        if not (unit.endswith("/s") or unit in _TIMES) or any(p in metric for p in _NOT_JUDGED):
-            continue
-        made[metric] = _Reading(row, metric, unit, Sample(value, _noise(reading)))
+        alike = host if metric.startswith(("cpu.", "host.")) else (model,)
+        speaker = device if metric.startswith("gpu.") else node.node
+        group = (metric, reading.unit, *alike)
+        group = kinds.setdefault(group, group)
+        made[metric] = _Reading(row, metric, reading.unit, value, _noise(reading), group, speaker)
     speed = scored_speed(row) or processed_speed(row)
-    if speed is not None:
+    if speed is not None and row.plan is not None:
         name = "plan.scored_tokens_per_second" if speed.scored else "plan.tokens_per_second"
-        sample = Sample(speed.tokens_per_second, speed.noise)
-        made[name] = _Reading(row, name, speed.unit, sample)
+        length = row.plan["seq_len"].value if "seq_len" in row.plan else None
+        group = (name, speed.unit, model, row.plan.model, row.plan.data, length)
+        made[name] = _Reading(
+            row, name, speed.unit, speed.tokens_per_second, speed.noise, group, device
+        )
     return made
+
+
+@functools.lru_cache(maxsize=4096)
+def _judged(metric: str, unit: str) -> bool:
+    """Whether a reading of this name and unit is a rate or a time that a node answers for."""
+    if not (unit.endswith("/s") or unit in _TIMES):
+        return False
+    return not any(part in metric for part in _NOT_JUDGED)
 
 
 def _noise(reading: Measurement) -> float | None:
@@ -136,26 +177,15 @@ def _noise(reading: Measurement) -> float | None:
     return 1.2533 * reading.spread / math.sqrt(reading.samples) / abs(reading.value or 1.0)
 
 
-def _alike(row: Row, metric: str) -> tuple[Any, ...]:
-    """What else must agree between peers."""
-    if metric.startswith(("cpu.", "host.")):
-        # A container with half the cores is slower for that reason, and says so itself.
-        return row.node.cpu_model, row.fingerprint.number("cpu.usable_cores")
-    if metric.startswith("plan.") and row.plan is not None:
-        plan = row.plan.as_dict()
-        return row.node.model, row.plan.model, row.plan.data, plan.get("seq_len")
-    return (row.node.model,)
-
-
 def _groups(
     rows: Sequence[Row], readings: Mapping[Key, Mapping[str, _Reading]]
-) -> dict[tuple[Any, ...], tuple[Group, dict[str, _Reading]]]:
+) -> dict[GroupKey, tuple[Group, dict[str, _Reading]]]:
     """Group key -> its values, and the member that speaks for each device or node."""
-    members: dict[tuple[Any, ...], dict[str, _Reading]] = {}
+    members: dict[GroupKey, dict[str, _Reading]] = {}
     for row in rows:
         for reading in readings[row.key].values():
             if reading.group[2]:  # a device of unknown model is nobody's peer
-                members.setdefault(reading.group, {}).setdefault(_speaker(reading), reading)
+                members.setdefault(reading.group, {}).setdefault(reading.speaker, reading)
     return {
         key: (Group([m.sample for m in some.values()], higher_is_better=_rises(key[1])), some)
         for key, some in members.items()
@@ -167,28 +197,26 @@ def _rises(unit: str) -> bool:
     return unit not in _TIMES
 
 
-def _speaker(reading: _Reading) -> str:
-    node = reading.row.node
-    return f"{node.node}/{node.device}" if reading.of_device else node.node
-
-
 def _basis(
     row: Row,
     reading: _Reading,
-    groups: Mapping[tuple[Any, ...], tuple[Group, dict[str, _Reading]]],
+    groups: Mapping[GroupKey, tuple[Group, dict[str, _Reading]]],
     history: History,
 ) -> tuple[Verdict, str] | None:
     """What the reading is held against: its peers, else its own past, else nothing."""
     entry = groups.get(reading.group)
     if entry is not None and len(entry[0]) > MIN_PEERS:
         group, members = entry
-        verdict = group.judge_member(members[_speaker(reading)].sample)
+        member = members[reading.speaker]
+        if group.is_fine(member.value):
+            return None
+        verdict = group.judge_member(member.sample)
         return (verdict, "peers") if verdict else None
     past = history.get((*row.key, reading.metric), ())
     if len(past) < MIN_HISTORY:
         return None
     samples = [Sample(value, reading.sample.noise) for value in past]
-    own = Group(samples, higher_is_better=reading.higher_is_better)
+    own = Group(samples, higher_is_better=_rises(reading.unit))
     verdict = own.judge_stranger(reading.sample)
     return (verdict, "own history") if verdict else None
 

@@ -20,7 +20,8 @@ def judge_run(
     earlier = {key: row.findings for key, row in store.previous_rows(run).items()}
     for key, more in (seen or {}).items():
         earlier[key] = (*earlier.get(key, ()), *more)
-    found = judge(store.rows_of(run), history=store.earlier_values(run), earlier=earlier)
+    rows = store.rows_of(run, curves=False)
+    found = judge(rows, history=store.earlier_values(run, rows), earlier=earlier)
     for (node, device), findings in found.items():
         if findings:
             store.record_findings(run, node, device, findings)

@@ -102,7 +102,7 @@ class Finding:
         return cls(evidence=dict(evidence), **texts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NodeRecord:
     """One training device of one node; a node with four GPUs has four of them.
 
@@ -232,7 +232,7 @@ class SeenNode:
     last_seen_unix: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """One job as the store keeps it."""
 

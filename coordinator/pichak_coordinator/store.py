@@ -49,6 +49,8 @@ __all__ = [
 
 _AnyStore = TypeVar("_AnyStore", bound="Store")
 
+#: Characters of a device's name in an outcome that nobody asked for.
+_MAX_DEVICE = 128
 _FINAL_SQL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
 
@@ -261,7 +263,8 @@ class Store(Writer):
         known = job.fetchone()
         if known is None:
             device = outcome.result.get("device")
-            known = (None, outcome.node, device if isinstance(device, str) else "")
+            named = isinstance(device, str) and len(device) <= _MAX_DEVICE
+            known = (None, outcome.node, device if named else "")
             db.execute(
                 "INSERT INTO jobs VALUES (?, NULL, ?, ?, ?, 'queued', ?, ?, '{}', ?)",
                 (job_id, known[1], known[2], outcome.kind, attempt, outcome.error, now),

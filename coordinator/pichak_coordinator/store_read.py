@@ -167,7 +167,7 @@ class Reader:
         """
         earlier = {r[0] for r in self._all(f"SELECT run FROM runs WHERE {BEFORE}", run)}
         devices: dict[str, list[Row]] = {}
-        for row in self.rows_of(run) if rows is None else rows:
+        for row in self.rows_of(run, curves=False) if rows is None else rows:
             devices.setdefault(row.node.node, []).append(row)
         values: dict[tuple[str, str, str], list[float]] = {}
         for node, mine in devices.items():
@@ -191,13 +191,17 @@ class Reader:
             made.setdefault((node, device), []).append(Finding(*record))
         return {key: sorted(some, key=lambda f: f.order) for key, some in made.items()}
 
-    def rows_of(self, run: str, nodes: Iterable[str] | None = None) -> list[Row]:
+    def rows_of(
+        self, run: str, nodes: Iterable[str] | None = None, *, curves: bool = True
+    ) -> list[Row]:
         """One row a device, in the order in which nodes were recorded; nodes that failed too.
 
-        `nodes` limits the answer to some of them.
+        `nodes` limits the answer to some of them. Without `curves` the lists of numbers in a
+        reading's detail, which only pages show, are left out: of 10,000 nodes they are gigabytes.
         """
+        wanted = None if nodes is None else set(nodes)
+        rows: list[Row] = []
         with self._lock:
-            wanted = None if nodes is None else set(nodes)
             hellos = self._all(
                 "SELECT r.node, r.hello_json, r.error, n.host, n.address FROM run_nodes r "
                 "JOIN nodes n USING (node) WHERE r.run = ? ORDER BY r.position, r.node",
@@ -206,18 +210,20 @@ class Reader:
             jobs: dict[str, list[JobRecord]] = {}
             for job in self.jobs(run):
                 jobs.setdefault(job.node, []).append(job)
-            parts = self._best_outcomes(run, wanted)
             plans = self._plans(run)
             findings = self.findings(run)
-        rows: list[Row] = []
-        for node, hello_json, error, host, address in hellos:
-            if wanted is None or node in wanted:
-                hello = {"host": host, "address": address, **json.loads(hello_json)}
-                rows += rows_of_node(node, hello, error, jobs.get(node, []), parts, plans, findings)
+            for node, hello_json, error, host, address in hellos:
+                if wanted is None or node in wanted:
+                    hello = {"host": host, "address": address, **json.loads(hello_json)}
+                    mine = jobs.get(node, [])
+                    # Node by node: the outcomes of a whole fleet would not fit beside its rows.
+                    parts = self._best_outcomes(run, node, curves) if mine else {}
+                    rows += rows_of_node(node, hello, error, mine, parts, plans, findings)
         return told_apart(rows)
 
     def previous_rows(self, run: str) -> dict[tuple[str, str], Row]:
-        """(node, device) as in `run` -> the row of the last run before it that measured the node.
+        """(node, device) as in `run` -> the row of the last run before it that measured the node,
+        without its curves.
 
         A GPU is recognised by its UUID, whatever its number was then.
         """
@@ -226,8 +232,10 @@ class Reader:
             earlier = self.previous_run(run, node)
             if earlier is not None:
                 by_run.setdefault(earlier.run, []).append(node)
-        old = [row for then, some in by_run.items() for row in self.rows_of(then, some)]
-        now = self.rows_of(run, [row.node.node for row in old])
+        old = [
+            row for then, some in by_run.items() for row in self.rows_of(then, some, curves=False)
+        ]
+        now = self.rows_of(run, [row.node.node for row in old], curves=False)
         return {
             row.key: before
             for row in now
@@ -258,15 +266,16 @@ class Reader:
         """The records of a query of this package's, one after another."""
         yield from self._db.execute(sql, values)
 
-    def _best_outcomes(self, run: str, wanted: set[str] | None) -> dict[str, Parts]:
-        """job id -> the outcome that counts: the latest that is ok, else the latest of all."""
+    def _best_outcomes(self, run: str, node: str, curves: bool) -> dict[str, Parts]:
+        """job id -> the outcome of a node that counts: the latest that is ok, else the latest."""
         found = self._all(
-            "SELECT job_id, jobs.node, data FROM jobs JOIN outcomes USING (job_id) "
-            "WHERE run = ? ORDER BY status = 'ok', attempt",
+            "SELECT job_id, data FROM jobs JOIN outcomes USING (job_id) "
+            "WHERE run = ? AND jobs.node = ? ORDER BY status = 'ok', attempt",
             run,
+            node,
         )
-        best = {job_id: data for job_id, node, data in found if wanted is None or node in wanted}
-        return {job_id: read_outcome(bytes(data)) for job_id, data in best.items()}
+        read = {job_id: read_outcome(bytes(data)) for job_id, data in dict(found).items()}
+        return read if curves else {job_id: part.without_curves() for job_id, part in read.items()}
 
     def _plans(self, run: str) -> dict[tuple[str, str], Plan]:
         found = self._all("SELECT node, device, plan_json FROM plans WHERE run = ?", run)

@@ -51,6 +51,12 @@ class Writer(Reader):
         """Carry out one INSERT of this package's; how many rows it made or changed."""
         return self._write(sql, [values])
 
+    def give_room_back(self) -> None:
+        """Make the file as small as what it holds; takes as much room beside it meanwhile."""
+        with self._lock, translated(self.path):
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def _write(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         with self.atomically():
             return self._db.executemany(sql, rows).rowcount

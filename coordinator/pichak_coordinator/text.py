@@ -5,7 +5,9 @@ A host name, a GPU name or an error message is whatever the other machine chose 
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from typing import Any
 
 #: Overrides of the reading direction: they make a line show something else than it says.
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c")
@@ -33,6 +35,21 @@ def _shown(char: str, keep_newlines: bool) -> str:
         return char
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def json_text(record: Any, *, indent: int | None = None) -> str:
+    """`record` as JSON in which letters of any script stay as they are, and what a terminal would
+    obey is escaped; `ValueError` for NaN or an infinity, which are not JSON."""
+    text = json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False)
+    if text.isascii() and "\x7f" not in text:
+        return text  # json escapes the other control characters itself
+    return "".join(_escaped(c) if c > "~" else c for c in text)
+
+
+def _escaped(char: str) -> str:
+    if char in _BIDI or unicodedata.category(char) in _HIDDEN:
+        return f"\\u{ord(char):04x}"
+    return char
 
 
 def markdown_cell(text: str) -> str:

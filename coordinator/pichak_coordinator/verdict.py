@@ -38,7 +38,7 @@ FALSE_SHARE = 1e-4
 WHOLE_GROUP = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One value and its relative standard error, None where no spread was measured."""
 
@@ -91,6 +91,16 @@ class Group:
 
     def __len__(self) -> int:
         return len(self._sorted)
+
+    def is_fine(self, value: float) -> bool:
+        """Whether a member is certainly not suspicious: less than the floor worse than the median
+        of a whole group. Most are, and need no verdict. False where that takes one."""
+        if len(self._sorted) < WHOLE_GROUP:
+            return False
+        self._whole = self._whole or _median_and_mad(self._sorted)
+        middle = self._whole[0]
+        difference = middle - value if self._better_high else value - middle
+        return middle > 0 and difference <= FLOOR * middle
 
     def judge_member(self, sample: Sample) -> Verdict | None:
         """`sample`, one of the group, against the others; None where a share makes no sense."""

@@ -19,6 +19,7 @@ from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.dispatch import Dispatcher
 from pichak_coordinator.records import NodeRecord, Row
 from pichak_coordinator.schedule import Charge, Decision, Entry, Policy
+from pichak_coordinator.store_prune import KEEP_DAYS, prune
 from pichak_coordinator.watch_events import NOTIFIED, Event, Ident, event, ident, judge_probe
 from pichak_coordinator.watch_members import LOOK_SECONDS, Member, Members
 from pichak_coordinator.watch_memory import Memory
@@ -32,6 +33,7 @@ _RUN_SECONDS = 60.0
 #: How often the schedule is looked at, and how often that is noted, while nothing happens.
 _DECIDE_SECONDS = 1.0
 _NOTE_SECONDS = 30.0
+_PRUNE_SECONDS = 86400.0
 _THREADS = 32
 
 
@@ -74,10 +76,12 @@ class Watch:
         notify: bool = False,
         device: str = "auto",
         show: Callable[[WatchView], None] | None = None,
+        keep_days: float = KEEP_DAYS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy, self._store, self._clock = policy, store, clock
         self._say, self._tell, self._notify = say, tell, notify
+        self._keep_days, self._pruned = keep_days, float("-inf")
         self._pool = ThreadPoolExecutor(_THREADS)
         self._members = Members(cluster, dispatcher, store, self._pool, say)
         self._prober = Prober(
@@ -192,6 +196,9 @@ class Watch:
             self._store.look(now)
             self._noted = now
         self._looked = now
+        if now - self._pruned >= _PRUNE_SECONDS:
+            self._pruned = now
+            prune(self._store, self._keep_days, now, command=COMMAND)
 
     def _decide(self, now: float) -> None:
         self._decided = now

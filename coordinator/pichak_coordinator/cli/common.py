@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
+
+from pichak_coordinator.text import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,9 @@ class UserError(click.ClickException):
     exit_code = EXIT_USAGE
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"pichak: {self.format_message()}", file=file, err=True)
+        # Some of it may be what a node sent: its name, a metric's, an error.
+        told = printable(self.format_message(), keep_newlines=True)
+        click.echo(f"pichak: {told}", file=file, err=True)
 
 
 class NothingMeasuredError(UserError):
@@ -49,7 +52,7 @@ def json_option(command: Command) -> Command:
 def print_json(record: Any) -> None:
     """One JSON document on stdout; never NaN or Infinity, which are not JSON."""
     _stdout()
-    click.echo(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False))
+    click.echo(json_text(record, indent=1))
 
 
 def out() -> Console:

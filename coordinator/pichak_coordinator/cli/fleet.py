@@ -42,6 +42,7 @@ class FleetGroup(LazyGroup):
             "simulate",
             "Try a whole fleet, and a watch over it, without machines.",
         ),
+        "prune": ("pichak_coordinator.cli.fleet_prune", "prune", "Forget old history."),
         "report": (
             "pichak_coordinator.cli.fleet_report",
             "report",

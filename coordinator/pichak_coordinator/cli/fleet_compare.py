@@ -59,7 +59,7 @@ def compare(
     form = chosen_format(form, as_json)
     with open_store(store_path, read_only=True) as store:
         chosen = chosen_run(store.runs(), run)
-        rows = store.rows_of(chosen)
+        rows = store.rows_of(chosen, curves=False)
         tell_unknown(book, rows)
         shown = Shown(sort, book, by, every)
         if form == "json":

@@ -82,7 +82,7 @@ def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
             "seconds": round(run.finished_unix - run.started_unix, 1)
             if run.finished_unix
             else None,
-            "rows": len(rows := store.rows_of(run.run)),
+            "rows": len(rows := store.rows_of(run.run, curves=False)),
             "failed": sum(bool(row.error) for row in rows),
             "name": run.settings.get("name", ""),
             "model": run.settings.get("model", ""),

@@ -112,7 +112,7 @@ def pick(
     wish = _wish(count, by, asked)
     with open_store(store_path, read_only=True) as store:
         chosen = chosen_run(store.runs(), run)
-        rows = with_network_findings(store, chosen, store.rows_of(chosen))
+        rows = with_network_findings(store, chosen, store.rows_of(chosen, curves=False))
         _check_names(wish, {n for row in rows for n in _names(row)})
         tell_unknown(book, rows)
         links = stored_links(store, list(dict.fromkeys(row.node.node for row in rows)))

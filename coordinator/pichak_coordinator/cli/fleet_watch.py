@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -25,6 +24,7 @@ from pichak_coordinator.cli.common import (
 )
 from pichak_coordinator.cli.options import (
     MOST_SEED,
+    FiniteRange,
     check_data,
     check_model,
     store_option,
@@ -124,6 +124,8 @@ def seconds_of(text: str) -> float:
     metavar="KIND=TIME",
     help="Longest time for a job: light=, fingerprint=, task= or ramp=; may be repeated.",
 )
+@click.option("--keep-days", type=FiniteRange(1.0, 36500.0), default=90.0, show_default=True,
+              help="Older probes of the watch are forgotten, but each node's last.")  # fmt: skip
 @click.option("--once", is_flag=True, help="One round: whoever is due, and second looks.")
 @click.option("--for", "for_seconds", type=Duration(), help="End after this time.")
 @click.option(
@@ -156,6 +158,7 @@ def watch(
     deadlines: Sequence[str],
     once: bool,
     for_seconds: float | None,
+    keep_days: float,
     webhook: str | None,
     webhook_secret_file: Path | None,
     metrics_port: int | None,
@@ -190,6 +193,7 @@ def watch(
             asked["device"],
             as_json,
             metrics,
+            keep_days,
         )
         left = store.pending_deliveries() if target else 0
         progress.say(_told(tally) + (f"; {left} events still wait for the webhook" if left else ""))
@@ -365,6 +369,7 @@ def _watch(
     device: str,
     as_json: bool,
     metrics: MetricsServer | None,
+    keep_days: float,
 ) -> Tally:
     """Join the cluster, watch it, leave."""
     from pichak_coordinator.cluster import Cluster, ClusterError
@@ -404,15 +409,16 @@ def _watch(
                 notify=webhook is not None,
                 device=device,
                 show=metrics.show if metrics is not None else None,
+                keep_days=keep_days,
             ).run(once=once, until=lambda: time.monotonic() >= end)
 
 
 def _print(record: Mapping[str, Any], stdout: TextIO, as_json: bool) -> None:
     """One event a line, at once: whoever reads a pipe shall not wait for a buffer."""
-    from pichak_coordinator.text import printable
+    from pichak_coordinator.text import json_text, printable
 
     if as_json:
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        line = json_text(record)
     else:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["time"]))
         line = printable(f"{when}  {record['name']}  {record['event']}: {record['text']}")

@@ -1,0 +1,105 @@
+"""A cluster that serves whoever asks is found out before it is joined."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pichak_coordinator import cluster
+from pichak_coordinator.cluster import Cluster, ClusterError
+from pichak_coordinator.open_cluster import serves_without_token
+
+#: What heads of Ray 2.60 sent.
+SETTINGS = bytes.fromhex("00001e040000000000") + bytes(30) + bytes.fromhex("000000040100000000")
+OPEN = (
+    SETTINGS
+    + bytes.fromhex("00001f010400000001") + b"\x88@\x0ccontent-type\x10application/grpc"[:31]
+    + bytes.fromhex("000025000000000001") + b"\x00\x00\x00\x00 \n\x00\x12\x1c" + bytes(28)
+    + bytes.fromhex("00000f010500000001") + b"@\x0bgrpc-status\x010"
+)  # fmt: skip
+ASKS = (
+    b"\x88@\x0ccontent-type\x10application/grpc\x00\x0bgrpc-status\x0216\x00\x0cgrpc-message\x02no"
+)
+CLOSED = SETTINGS + len(ASKS).to_bytes(3, "big") + bytes.fromhex("010500000001") + ASKS
+
+
+@contextmanager
+def answering(data: bytes) -> Iterator[int]:
+    """A port where each connection gets these bytes and is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    link, _ = server.accept()
+                except OSError:
+                    return
+                with link:
+                    link.recv(4096)
+                    link.sendall(data)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(OPEN, True), (CLOSED, False), (b"", None), (b"HTTP/1.1 400 Bad Request\r\n\r\n", None),
+     (b"\xff" * 100_000, None), (SETTINGS[:20], None)],
+)  # fmt: skip
+def test_what_a_head_says_without_a_token(data: bytes, said: bool | None) -> None:
+    with answering(data) as port:
+        assert serves_without_token("127.0.0.1", port, 2.0) is said
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        assert serves_without_token("127.0.0.1", probe.getsockname()[1], 1.0) is None
+
+
+def test_an_open_cluster_is_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field case 92: this side has a token, and the cluster asks for none."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setattr(cluster, "_is_loopback", lambda _address: False)
+    with answering(OPEN) as port, pytest.raises(ClusterError, match="answers without a token"):
+        Cluster(f"127.0.0.1:{port}")
+
+
+def head(folder: Path, host: str, port: int, mode: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "t" * 48}
+    ray = Path(sys.executable).with_name("ray")
+    command = [
+        *(str(ray), "start", "--head", "--block", "--node-ip-address", host, "--port", str(port)),
+        *("--include-dashboard=false", "--num-cpus=0", "--object-store-memory=80000000"),
+        f"--temp-dir={folder}",
+    ]
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize(("mode", "said"), [("disabled", True), ("token", False)])
+def test_real_heads_say_so(tmp_path: Path, mode: str, said: bool) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = head(tmp_path, "127.0.0.1", port, mode)
+    try:
+        end, found = time.monotonic() + 120, None
+        while found is None and time.monotonic() < end:
+            found = serves_without_token("127.0.0.1", port)
+            time.sleep(0.2)
+        assert found is said
+    finally:
+        process.terminate()
+        process.wait(60)
