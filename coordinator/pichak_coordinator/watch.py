@@ -268,7 +268,7 @@ class Watch:
                 {key: self._memory(key) for key in rows},
                 {name: member.found for name, member in members.items()},
             ),
-            entries={node: self._entries[node] for node in members},
+            entries={node: e for node, e in self._entries.items() if node in members},
             measured_unix=dict(self._seen.measured_unix),
             running=len(self._prober.running),
             waiting_for_budget=self._decision.waiting_for_budget,

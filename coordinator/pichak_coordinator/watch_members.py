@@ -10,7 +10,7 @@ from typing import Any
 from pichak_coordinator.agent_findings import from_agent
 from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.dispatch import Dispatcher
-from pichak_coordinator.identity import gpu_uuids, machine_key
+from pichak_coordinator.identity import gpu_uuids, machine_key, node_identities
 from pichak_coordinator.records import Finding
 from pichak_coordinator.remains import Remains
 from pichak_coordinator.watch_store import COMMAND, WatchStore
@@ -133,17 +133,17 @@ class Members:
         if not answered:
             return []
         machines = {machine_key(hello) for _, hello in answered}
-        # Agents of one machine are told apart among themselves, so they are named together.
+        # Agents of one machine are told apart among themselves; who has a name keeps it.
         old = [m for m in self._by_ray_id.values() if machine_key(m.hello) in machines]
+        given = {member.identity: member.hello for member in old}
+        new = node_identities([hello for _, hello in answered], given)
         run = self._store.begin_run(COMMAND, {"depth": "none"})
         hellos = [*(dict(member.hello) for member in old), *(hello for _, hello in answered)]
-        names = self._store.record_nodes(run, hellos)
+        self._store.record_nodes(run, hellos, [*given, *new])
         self._store.finish_run(run)
-        for member, name in zip(old, names, strict=False):
-            member.identity = name
         found = self._store.findings(run)
         joined: list[Member] = []
-        for (node, hello), name in zip(answered, names[len(old) :], strict=True):
+        for (node, hello), name in zip(answered, new, strict=True):
             # What its agent saw comes with its probes.
             said = [f for f in found.get((name, ""), []) if not from_agent(f)]
             member = Member(node, hello, name, said)

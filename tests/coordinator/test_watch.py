@@ -82,6 +82,7 @@ class Host:
     status: str = "ok"
     model: str = "Xeon"
     labels: dict[str, str] = field(default_factory=dict)
+    machine: str = ""
     speed: dict[str, float] = field(default_factory=lambda: {COPY: 1e4, MATMUL: 40.0, DISK: 500.0})
 
 
@@ -132,7 +133,9 @@ class Fleet:
         host = self.hosts[node.host]
         gpus = [{"name": "L4", "uuid": uuid} for uuid in uuids]
         return {
-            "machine_id": f"m-{node.host}",
+            "machine_id": host.machine or f"m-{node.host}",
+            "address": node.address,
+            "host": node.host,
             "cpu_model": host.model,
             "gpu_uuids": uuids,
             "gpus": gpus,
@@ -523,6 +526,31 @@ def test_a_second_watch_of_the_same_store_is_refused_until_the_first_is_gone(
         process.communicate()
         with store.held():
             pass
+
+
+def test_a_second_agent_of_a_machine_takes_nobody_s_name(clock: Clock, tmp_path: Path) -> None:
+    # The one with the lower address, which would be named first, joins later.
+    fleet = Fleet(
+        {"late": Host(alive=False, machine="m"), "early": Host(machine="m")},
+        clock,
+        job_seconds=40.0,
+    )
+    views: list[WatchView] = []
+    policy = Policy(
+        every_seconds={"light": 60.0}, longest_seconds=REQUESTS.longest_seconds(), most_at_once=1
+    )
+    during = {1.0: lambda: setattr(fleet.hosts["late"], "alive", True)}
+    _, told = watched(
+        fleet, tmp_path / "fleet.db", hours=2, policy=policy, during=during, show=views.append
+    )
+    (early,) = {t["node"] for t in told if t["event"] == "joined" and t["host"] == "early"}
+    (late,) = {t["node"] for t in told if t["event"] == "joined" and t["host"] == "late"}
+    assert early != late
+    names = {node.host: node.node for node in views[-1].nodes}
+    assert names == {"early": early, "late": late}
+    assert set(views[-1].entries) == {early, late}
+    for name in ("early", "late"):
+        assert [at for at, host, _ in fleet.jobs if host == name and at > START + 1.5 * HOUR], name
 
 
 def test_a_node_that_its_owner_leaves_out_is_not_probed(clock: Clock, tmp_path: Path) -> None:
