@@ -160,6 +160,13 @@ def test_numbers_beyond_64_bits_of_sqlite(store: Store) -> None:
     assert store.history("n-x", "gpu.used_bytes")[0].value == float(2**64)
 
 
+@pytest.mark.parametrize("part", ["value", "spread", "seconds"])
+def test_whole_numbers_of_64_bits_in_every_part_of_a_reading(store: Store, part: str) -> None:
+    reading = {"value": 1.0, "source": "s", part: 2**64 - 1}
+    data = Outcome("j", 1, "fingerprint", "ok", {"fingerprint": {"m": reading}}, node="n-x")
+    assert store.record_outcome(encode(data))
+
+
 def test_an_outcome_of_an_unknown_job_is_kept_without_a_run(store: Store) -> None:
     assert store.record_outcome(outcome("stranger", 3, COPY, device="cuda:1")) is True
     (point,) = store.history("n-x", COPY.name)
