@@ -411,6 +411,8 @@ def main() -> int:
             "OMP_NUM_THREADS": "1",
         }
     )
+    # A raylet may need longer than Ray's 30 s on a machine that others use too.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     tempfile.tempdir = None
     groups_before = control_groups()
     disk = SmallDisk(folder)
