@@ -42,7 +42,7 @@ class Faults:
         self._pace = pace
         self.done: Counter[str] = Counter()
         self.windows: list[tuple[float, float, str]] = []
-        self._full_until = 0.0
+        self._full_until, self._full_window = 0.0, 0
         now = time.monotonic()
         self._due = {kind: now + self._pause(kind) for kind in PAUSES}
         if disk.why_not:
@@ -56,6 +56,9 @@ class Faults:
         if self._full_until and now >= self._full_until:
             self._disk.free()
             self._full_until = 0.0
+            # The loop may have come late to this: it was full until now.
+            since, _, everywhere = self.windows[self._full_window]
+            self.windows[self._full_window] = (since, now + 1.0, everywhere)
         for kind, due in list(self._due.items()):
             if now < due:
                 continue
@@ -78,9 +81,12 @@ class Faults:
         if kind == "raylet killed":
             return self._kill_raylet()
         if kind == "disk full":
+            if self._full_until:
+                return False
             self._disk.fill()
             self._full_until = time.monotonic() + FULL_SECONDS
-            self._disturbed("", FULL_SECONDS)
+            self._disturbed("", float("inf"))
+            self._full_window = len(self.windows) - 1
             return True
         return self._damage_file()
 

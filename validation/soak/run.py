@@ -413,6 +413,8 @@ def main() -> int:
     )
     # A raylet may need longer than Ray's 30 s on a machine that others use too.
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    # Ray takes a raylet that gets no core for half a minute for dead; here that is no fault.
+    os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
     tempfile.tempdir = None
     groups_before = control_groups()
     disk = SmallDisk(folder)
