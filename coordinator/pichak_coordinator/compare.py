@@ -7,6 +7,7 @@ not measured is neither the best nor the worst. A value that is suspect is shown
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -197,13 +198,14 @@ def _number(metric: str) -> Callable[[Row, Context], Cell]:
     return lambda row, _context: row.fingerprint.number(metric)
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_link(metric: str) -> bool:
+    return metric.startswith("network.") and metric.endswith("_mb_s")
+
+
 def _slowest_link(row: Row, _context: Context) -> Cell:
     """The lowest of the node's network rates: synchronous training goes at its pace."""
-    rates = [
-        row.fingerprint.number(metric)
-        for metric in row.fingerprint
-        if metric.startswith("network.") and metric.endswith("_mb_s")
-    ]
+    rates = [row.fingerprint.number(metric) for metric in filter(_is_link, row.fingerprint)]
     return min((rate for rate in rates if rate is not None), default=None)
 
 

@@ -47,8 +47,6 @@ FAIL_SHARE = 0.25
 _KEPT = 10
 
 Key = tuple[str, str]
-#: Metric, unit, and what else must agree between peers.
-GroupKey = tuple[Any, ...]
 #: (node, device, metric) -> earlier values, the oldest first.
 History = Mapping[tuple[str, str, str], Sequence[float]]
 
@@ -70,16 +68,17 @@ def judge(
     `earlier` the findings that the probe before this one gave each device, for the second look.
     `only` names the devices that are judged; the others are there as their peers.
     """
-    kinds: dict[GroupKey, GroupKey] = {}
+    kinds = _Kinds()
     readings = {row.key: _readings(row, kinds) for row in rows}
-    groups = _groups(rows, readings)
     found: dict[Key, list[Finding]] = {}
     for row in rows if only is None else [row for row in rows if row.key in only]:
         before = {f.key: f for f in (earlier or {}).get(row.key, ())}
         judged = len(readings[row.key])
         mine: list[Finding] = []
         for reading in readings[row.key].values():
-            basis = _basis(row, reading, groups, history or {})
+            if reading.speaker in reading.kind.fine:
+                continue
+            basis = _basis(row, reading, history or {})
             if basis is not None:
                 finding = _finding(reading, *basis, judged, before)
                 mine += [finding] if finding else []
@@ -95,10 +94,10 @@ def judge(
 
 
 class _Reading:
-    """One judged number of one row. `group` names its peers' kind; `speaker` is who it is a reading
-    of there: a node's own parts (disk, CPU, memory) are one reading however many GPUs it has."""
+    """One judged number of one row. `speaker` is who it is a reading of among its kind: a node's
+    own parts (disk, CPU, memory) are one reading however many GPUs it has."""
 
-    __slots__ = ("group", "metric", "noise", "row", "speaker", "unit", "value")
+    __slots__ = ("kind", "metric", "noise", "row", "speaker", "unit", "value")
 
     def __init__(
         self,
@@ -107,16 +106,11 @@ class _Reading:
         unit: str,
         value: float,
         noise: float | None,
-        group: GroupKey,
+        kind: _Kind,
         speaker: str,
     ) -> None:
         self.row, self.metric, self.unit = row, metric, unit
-        self.value, self.noise, self.group, self.speaker = value, noise, group, speaker
-
-    @property
-    def sample(self) -> Sample:
-        """The value as `verdict` takes it."""
-        return Sample(self.value, self.noise)
+        self.value, self.noise, self.kind, self.speaker = value, noise, kind, speaker
 
     @property
     def disturbed(self) -> str:
@@ -133,41 +127,99 @@ def _conditions(row: Row, metric: str) -> Mapping[str, Any]:
     return reading.conditions if isinstance(reading, Measurement) else {}
 
 
-def _readings(row: Row, kinds: dict[GroupKey, GroupKey]) -> dict[str, _Reading]:
-    """What is judged of a row. `kinds` holds every group's key once, for all rows."""
+class _Kind:
+    """Readings that should be alike. A device of unknown model is nobody's peer: `known`."""
+
+    def __init__(self, unit: str, *, known: bool) -> None:
+        self.higher_is_better = _rises(unit)
+        self.members: dict[str, _Reading] = {}
+        self._known = known
+
+    def add(self, reading: _Reading) -> None:
+        """The first reading of each speaker counts; all are added before one is judged."""
+        if self._known:
+            self.members.setdefault(reading.speaker, reading)
+
+    @functools.cached_property
+    def group(self) -> Group | None:
+        """The values, where there are enough of them to judge one another."""
+        if len(self.members) <= MIN_PEERS:
+            return None
+        return Group(self.members.values(), higher_is_better=self.higher_is_better)
+
+    @functools.cached_property
+    def fine(self) -> frozenset[str]:
+        """Speakers of whom it is sure that they are not suspicious."""
+        group = self.group
+        if group is None:
+            return frozenset()
+        return frozenset(name for name, one in self.members.items() if group.is_fine(one.value))
+
+
+class _Kinds:
+    """Every kind of reading there is, found by what must agree between peers."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], dict[tuple[str, str], _Kind]] = {}
+
+    def of(self, *alike: Any) -> dict[tuple[str, str], _Kind]:
+        """The kinds by metric and unit of devices that agree in `alike`; an empty first part is
+        not known."""
+        return self._made.setdefault(alike, {})
+
+
+def _kind(kinds: dict[tuple[str, str], _Kind], name: tuple[str, str], *, known: bool) -> _Kind:
+    made = kinds.get(name)
+    if made is None:
+        made = kinds[name] = _Kind(name[1], known=known)
+    return made
+
+
+def _readings(row: Row, kinds: _Kinds) -> dict[str, _Reading]:
+    """What is judged of a row, each reading added to its kind."""
     made: dict[str, _Reading] = {}
     node, model = row.node, row.node.model
     device = f"{node.node}/{node.device}"
+    of_model = kinds.of("model", model)
     # A container with half the cores is slower for that reason, and says so itself.
-    host: tuple[Any, ...] = (node.cpu_model, row.fingerprint.number("cpu.usable_cores"))
+    of_host = kinds.of("host", node.cpu_model, row.fingerprint.number("cpu.usable_cores"))
     for metric, reading in row.fingerprint.items():
-        if not isinstance(reading, Measurement) or not _judged(metric, reading.unit):
+        if not isinstance(reading, Measurement):
             continue
-        value = row.fingerprint.number(metric)
-        if value is None:
+        name = (metric, reading.unit)
+        whose = _whose(*name)
+        if not whose or reading.suspect or isinstance(reading.value, (str, bool)):
             continue
-        alike = host if metric.startswith(("cpu.", "host.")) else (model,)
-        speaker = device if metric.startswith("gpu.") else node.node
-        group = (metric, reading.unit, *alike)
-        group = kinds.setdefault(group, group)
-        made[metric] = _Reading(row, metric, reading.unit, value, _noise(reading), group, speaker)
+        if whose == "host":
+            kind = of_host.get(name) or _kind(of_host, name, known=bool(node.cpu_model))
+        else:
+            kind = of_model.get(name) or _kind(of_model, name, known=bool(model))
+        speaker = device if whose == "gpu" else node.node
+        value = float(reading.value)
+        one = _Reading(row, metric, reading.unit, value, _noise(reading), kind, speaker)
+        made[metric] = one
+        kind.add(one)
     speed = scored_speed(row) or processed_speed(row)
     if speed is not None and row.plan is not None:
-        name = "plan.scored_tokens_per_second" if speed.scored else "plan.tokens_per_second"
+        metric = "plan.scored_tokens_per_second" if speed.scored else "plan.tokens_per_second"
         length = row.plan["seq_len"].value if "seq_len" in row.plan else None
-        group = (name, speed.unit, model, row.plan.model, row.plan.data, length)
-        made[name] = _Reading(
-            row, name, speed.unit, speed.tokens_per_second, speed.noise, group, device
-        )
+        task = kinds.of("plan", model, row.plan.model, row.plan.data, length)
+        kind = _kind(task, (metric, speed.unit), known=bool(model))
+        rate = speed.tokens_per_second
+        made[metric] = _Reading(row, metric, speed.unit, rate, speed.noise, kind, device)
+        kind.add(made[metric])
     return made
 
 
 @functools.lru_cache(maxsize=4096)
-def _judged(metric: str, unit: str) -> bool:
-    """Whether a reading of this name and unit is a rate or a time that a node answers for."""
-    if not (unit.endswith("/s") or unit in _TIMES):
-        return False
-    return not any(part in metric for part in _NOT_JUDGED)
+def _whose(metric: str, unit: str) -> str:
+    """Who answers for a reading of this name and unit, a rate or a time: the "gpu", the "host"
+    (peers have its CPU model and cores) or the "node"; "" where nobody does."""
+    if not (unit.endswith("/s") or unit in _TIMES) or any(part in metric for part in _NOT_JUDGED):
+        return ""
+    if metric.startswith("gpu."):
+        return "gpu"
+    return "host" if metric.startswith(("cpu.", "host.")) else "node"
 
 
 def _noise(reading: Measurement) -> float | None:
@@ -177,47 +229,23 @@ def _noise(reading: Measurement) -> float | None:
     return 1.2533 * reading.spread / math.sqrt(reading.samples) / abs(reading.value or 1.0)
 
 
-def _groups(
-    rows: Sequence[Row], readings: Mapping[Key, Mapping[str, _Reading]]
-) -> dict[GroupKey, tuple[Group, dict[str, _Reading]]]:
-    """Group key -> its values, and the member that speaks for each device or node."""
-    members: dict[GroupKey, dict[str, _Reading]] = {}
-    for row in rows:
-        for reading in readings[row.key].values():
-            if reading.group[2]:  # a device of unknown model is nobody's peer
-                members.setdefault(reading.group, {}).setdefault(reading.speaker, reading)
-    return {
-        key: (Group([m.sample for m in some.values()], higher_is_better=_rises(key[1])), some)
-        for key, some in members.items()
-    }
-
-
 def _rises(unit: str) -> bool:
     """Whether more of this unit is better: of a rate, not of a time."""
     return unit not in _TIMES
 
 
-def _basis(
-    row: Row,
-    reading: _Reading,
-    groups: Mapping[GroupKey, tuple[Group, dict[str, _Reading]]],
-    history: History,
-) -> tuple[Verdict, str] | None:
+def _basis(row: Row, reading: _Reading, history: History) -> tuple[Verdict, str] | None:
     """What the reading is held against: its peers, else its own past, else nothing."""
-    entry = groups.get(reading.group)
-    if entry is not None and len(entry[0]) > MIN_PEERS:
-        group, members = entry
-        member = members[reading.speaker]
-        if group.is_fine(member.value):
-            return None
-        verdict = group.judge_member(member.sample)
+    group = reading.kind.group
+    if group is not None:
+        verdict = group.judge_member(reading.kind.members[reading.speaker])
         return (verdict, "peers") if verdict else None
     past = history.get((*row.key, reading.metric), ())
     if len(past) < MIN_HISTORY:
         return None
-    samples = [Sample(value, reading.sample.noise) for value in past]
+    samples = [Sample(value, reading.noise) for value in past]
     own = Group(samples, higher_is_better=_rises(reading.unit))
-    verdict = own.judge_stranger(reading.sample)
+    verdict = own.judge_stranger(reading)
     return (verdict, "own history") if verdict else None
 
 

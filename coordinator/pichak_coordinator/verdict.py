@@ -23,8 +23,9 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pichak_coordinator.speed import UNKNOWN_NOISE
 from pichak_core.measurement import MAD_TO_SIGMA
@@ -38,7 +39,14 @@ FALSE_SHARE = 1e-4
 WHOLE_GROUP = 40
 
 
-@dataclass(frozen=True, slots=True)
+class Reading(Protocol):
+    """What has a value and its relative standard error; see `Sample`."""
+
+    value: float
+    noise: float | None
+
+
+@dataclass(slots=True)
 class Sample:
     """One value and its relative standard error, None where no spread was measured."""
 
@@ -82,9 +90,9 @@ class Verdict:
 class Group:
     """Values that should be alike; built once, it judges each of them against the others."""
 
-    def __init__(self, samples: Sequence[Sample], *, higher_is_better: bool) -> None:
+    def __init__(self, samples: Collection[Reading], *, higher_is_better: bool) -> None:
         self._better_high = higher_is_better
-        self._sorted = sorted(sample.value for sample in samples)
+        self._sorted = sorted([sample.value for sample in samples])
         noises = [sample.noise for sample in samples if sample.noise is not None]
         self._expected = math.hypot(statistics.median(noises), BETWEEN) if noises else UNKNOWN_NOISE
         self._whole: tuple[float, float] | None = None
@@ -102,7 +110,7 @@ class Group:
         difference = middle - value if self._better_high else value - middle
         return middle > 0 and difference <= FLOOR * middle
 
-    def judge_member(self, sample: Sample) -> Verdict | None:
+    def judge_member(self, sample: Reading) -> Verdict | None:
         """`sample`, one of the group, against the others; None where a share makes no sense."""
         if len(self) < 2:
             return None
@@ -114,13 +122,15 @@ class Group:
             middle, spread = self._whole
         return self._verdict(sample, middle, spread, len(self) - 1)
 
-    def judge_stranger(self, sample: Sample) -> Verdict | None:
+    def judge_stranger(self, sample: Reading) -> Verdict | None:
         """`sample`, not one of the group, against all of it."""
         if not self._sorted:
             return None
         return self._verdict(sample, *_median_and_mad(self._sorted), len(self))
 
-    def _verdict(self, sample: Sample, middle: float, spread: float, others: int) -> Verdict | None:
+    def _verdict(
+        self, sample: Reading, middle: float, spread: float, others: int
+    ) -> Verdict | None:
         if middle <= 0:
             return None
         difference = middle - sample.value if self._better_high else sample.value - middle
