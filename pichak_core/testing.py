@@ -212,7 +212,8 @@ class FakeCuda:
 
     `others_bytes` is what other programs and this process's context use at first; `allocate()`
     and `free()` move this process's allocator, which reserves in multiples of `rounding_bytes`
-    and obeys the process's fraction; `grow_outside()` is context growing.
+    and obeys the process's fraction; `grow_outside()` is context growing. `uuid` is the card's, ""
+    where torch is too old to tell.
     """
 
     total_bytes: int
@@ -224,6 +225,8 @@ class FakeCuda:
     current: int = 0
     fraction: float = 1.0
     broken: bool = False
+    uuid: str = ""
+    initialized: bool = True
     _allocated: int = 0
     _reserved: int = 0
     _peak_allocated: int = 0
@@ -237,8 +240,14 @@ class FakeCuda:
 
     def get_device_properties(self, device: int) -> Any:  # noqa: ARG002 - torch's signature
         return SimpleNamespace(
-            name=self.name, total_memory=self.total_bytes, is_integrated=self.is_integrated
+            name=self.name,
+            total_memory=self.total_bytes,
+            is_integrated=self.is_integrated,
+            uuid=self.uuid,
         )
+
+    def is_initialized(self) -> bool:
+        return self.initialized
 
     def mem_get_info(self, device: int) -> tuple[int, int]:  # noqa: ARG002
         if self.broken:

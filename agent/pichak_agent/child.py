@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any
 
 from pichak_agent.child_jobs import JOBS, RefusedError
@@ -21,10 +22,12 @@ from pichak_agent.environment import RESULT_FD
 from pichak_agent.frames import FrameWriter
 from pichak_agent.gpu_manners import PARAMS, GpuBusyError, join_use, leave_alone
 from pichak_agent.messages import Job, MessageError, Outcome, clip_text, decode, encode
+from pichak_agent.use_teller import USE_FILE, telling
 from pichak_agent.versions import own_versions
 from pichak_core.devices.host import this_host
 
 _TRACEBACK_TEXT = 32 * 1024
+_NOT_THE_KINDS = PARAMS | {USE_FILE}
 
 
 class Stopped(BaseException):
@@ -87,8 +90,9 @@ def run_job(job: Job, writer: FrameWriter) -> Outcome:
                 f"this agent knows no job {job.kind[:40]!r}; it knows {', '.join(JOBS)}"
             )
         use = leave_alone(job.kind, job.params, progress=writer.progress)
-        params = {name: value for name, value in job.params.items() if name not in PARAMS}
-        result = JOBS[job.kind](params, progress=writer.progress, partial=partial)
+        params = {name: value for name, value in job.params.items() if name not in _NOT_THE_KINDS}
+        with telling(_use_file(job)):
+            result = JOBS[job.kind](params, progress=writer.progress, partial=partial)
         return ended("ok", result if use is None else join_use(result, use))
     except GpuBusyError as error:
         return ended("busy", {"gpu_use": error.use.as_dict()}, str(error))
@@ -102,6 +106,13 @@ def run_job(job: Job, writer: FrameWriter) -> Outcome:
     # User code may raise anything, classes of its own outside Exception too; each is an outcome.
     except BaseException as error:  # noqa: BLE001
         return ended("error", latest, describe(error, job.memory_cap_bytes), _trace(error))
+
+
+def _use_file(job: Job) -> Path | None:
+    """Where to tell what the job uses of its GPU; None without a GPU or a place."""
+    path = job.params.get(USE_FILE)
+    on_gpu = str(job.params.get("device", "")).startswith("cuda")
+    return Path(path) if on_gpu and isinstance(path, str) and path else None
 
 
 def describe(error: BaseException, memory_cap_bytes: int = 0) -> str:

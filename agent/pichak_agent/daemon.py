@@ -211,9 +211,9 @@ class Agent:
         folder = self._home.work / f"files-{job.job_id}.{job.attempt}"
         try:
             params = self._files.resolve(job.params, folder)
-            with self._own_jobs.running(job):
+            with self._own_jobs.running(replace(job, params=params)) as given:
                 return self._run_job(
-                    replace(job, params=params),
+                    given,
                     on_progress=lambda text: setattr(running, "progress", text),
                     cancel=running.cancel,
                     workdir=self._home.work,

@@ -23,6 +23,8 @@ _LOCK = "lock"
 _SPOOL = "spool"
 #: What an agent makes in its folder.
 _NAMES = {_LOCK, _SPOOL, "work", "files"}
+#: What telemetry makes in its folder.
+_TELEMETRY_NAMES = {_LOCK, "state.json", "state.part", "own", "use"}
 _MAX_INSTANCES = 32
 #: Memory of the machine, which is writable where every disk and temporary folder is read-only.
 _LAST_RESORT = Path("/dev/shm")  # noqa: S108
@@ -47,6 +49,17 @@ def temporary_root() -> Path:
     except FileNotFoundError:
         base = _LAST_RESORT
     return base / f"pichak{user}"
+
+
+def usable_root() -> Path:
+    """`default_root`, or `temporary_root` while that cannot be written."""
+    root = default_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        usable = os.access(root, os.W_OK)
+    except OSError:
+        usable = False
+    return root if usable else temporary_root()
 
 
 class Home:
@@ -175,7 +188,7 @@ def tidy(root: Path) -> None:
         _remove_if_empty(path.parent)
     for lock in sorted((root / "telemetry").glob(f"*/{_LOCK}")):
         with _held(lock) as mine:
-            if mine and _holds_only(lock.parent, {_LOCK, "state.json", "state.part", "own"}):
+            if mine and _holds_only(lock.parent, _TELEMETRY_NAMES):
                 shutil.rmtree(lock.parent, ignore_errors=True)
     for folder in (root / "agent", root / "locks", root / "telemetry", root):
         _remove_if_empty(folder)

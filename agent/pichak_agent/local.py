@@ -10,10 +10,9 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from pichak_agent import runner
-from pichak_agent.home import default_root, measuring_lock, temporary_root
+from pichak_agent.home import measuring_lock, usable_root
 from pichak_agent.identity import describe_node
 from pichak_agent.locks import FileLock, wait_for
 from pichak_agent.messages import Job, Outcome, decode, encode
@@ -59,22 +58,12 @@ def _run(job: Job, on_progress: Callable[[str], None], cancel: threading.Event) 
         status = "cancelled" if cancel.is_set() else "busy"
         return encode(Outcome(job.job_id, job.attempt, job.kind, status, error=refusal))
     try:
-        with OwnJobs(_root()).running(job):
-            return runner.run(job, on_progress=on_progress, cancel=cancel)
+        with OwnJobs(usable_root()).running(job) as given:
+            return runner.run(given, on_progress=on_progress, cancel=cancel)
     finally:
         lock.release()
 
 
 def _lock_of(job: Job) -> FileLock:
     """The lock where this machine's agents have theirs."""
-    return measuring_lock(_root(), job.lock)
-
-
-def _root() -> Path:
-    root = default_root()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        usable = os.access(root, os.W_OK)
-    except OSError:
-        usable = False
-    return root if usable else temporary_root()
+    return measuring_lock(usable_root(), job.lock)

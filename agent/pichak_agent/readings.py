@@ -78,11 +78,12 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class OwnUse:
-    """What a job of this agent uses. `uuid` is its GPU's, "" where the job may use any of them.
+    """What a job of this agent uses of one GPU, or a training that the user made known. `uuid` is
+    the GPU's, "" where the job may use any of them.
 
     `processes` on the GPU, `held_bytes` of it (allocator and context) and `allocated_bytes` are
-    None where the job does not say; so is `memory`, the system's own counters, everywhere but on
-    Windows. `seconds_per_step` is the last that it told.
+    None where the job does not say; so are `held_bytes` and `memory`, the system's own counters,
+    everywhere but on Windows. `seconds_per_step` is the last that it told.
     """
 
     uuid: str = ""
@@ -114,8 +115,12 @@ class Reading:
     own: tuple[OwnUse, ...] = ()
 
     def own_on(self, gpu: GpuReading) -> list[OwnUse]:
-        """The jobs of this agent that use, or may use, the GPU."""
-        return [use for use in self.own if use.uuid in ("", gpu.uuid)]
+        """The jobs of this agent that use, or may use, the GPU. One whose GPU is not among those
+        that NVML lists (a part of a card, a virtual one) may use any."""
+        listed = {each.uuid for each in self.gpus}
+        # While NVML does not answer, no list says that a job's GPU is none of it.
+        known = listed or {use.uuid for use in self.own}
+        return [use for use in self.own if use.uuid in ("", gpu.uuid) or use.uuid not in known]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; what was not read is left out."""
@@ -123,7 +128,7 @@ class Reading:
             "at_unix": round(self.at_unix, 3),
             "host": self.host.as_dict(),
             "gpus": [gpu.as_dict() for gpu in self.gpus],
-            "own_jobs": len(self.own),
+            "own_jobs": len({use.job for use in self.own}),
         }
         for name in ("nvml_gap", "fresh_gap"):
             if getattr(self, name):

@@ -108,6 +108,21 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def children(pid: int) -> list[int] | None:
+    """The living processes that `pid` started itself; None where that cannot be said (a Linux
+    kernel need not list them)."""
+    try:
+        if not _HAS_PROC:
+            _refuse_masked()
+            return _psutil(pid, lambda p: [child.pid for child in p.children()])
+        found = []
+        for thread in (PROC / str(pid) / "task").iterdir():
+            found += [int(child) for child in (thread / "children").read_text().split()]
+        return [child for child in found if started_at(child) is not None]
+    except (OSError, LookupError, ValueError):
+        return None
+
+
 def started_at(pid: int) -> str | None:
     """A text that differs when the number `pid` is given to another process; None: no such."""
     try:

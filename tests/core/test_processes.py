@@ -17,6 +17,7 @@ import pytest
 from pichak_core.devices import processes
 from pichak_core.devices.processes import (
     boot_id,
+    children,
     descendants,
     kill_all,
     marked,
@@ -65,6 +66,9 @@ def test_descendants_and_marks(family: subprocess.Popen[str]) -> None:
     truth = psutil.Process(family.pid).children(recursive=True)
     assert sorted(below) == sorted(child.pid for child in truth)
     assert psutil.Process(below[1]).ppid() == below[0]
+    assert children(family.pid) == below[:1]
+    assert children(below[1]) == []
+    assert children(2**22 + 1) is None
     everyone = marked("PICHAK_TEST_FAMILY", f"of {os.getpid()}")
     assert sorted(everyone) == sorted([family.pid, *below])
     assert marked("PICHAK_TEST_FAMILY", "of") == []
@@ -78,6 +82,8 @@ def test_psutil_says_the_same_where_there_is_no_proc(
     resident = memory_bytes([family.pid])
     monkeypatch.setattr(processes, "_HAS_PROC", False)
     assert sorted(descendants(family.pid)) == sorted(below)
+    assert children(family.pid) == below[:1]
+    assert children(2**22 + 1) is None
     assert sorted(marked("PICHAK_TEST_FAMILY", f"of {os.getpid()}")) == sorted(marks)
     # The process goes on meanwhile: the same to within a few pages.
     assert memory_bytes([family.pid]) == pytest.approx(resident, abs=1 << 20)
