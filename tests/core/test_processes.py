@@ -81,6 +81,7 @@ def test_psutil_says_the_same_where_there_is_no_proc(
     marks = marked("PICHAK_TEST_FAMILY", f"of {os.getpid()}")
     resident = memory_bytes([family.pid])
     monkeypatch.setattr(processes, "_HAS_PROC", False)
+    monkeypatch.setattr(processes, "IS_LINUX", False)
     assert sorted(descendants(family.pid)) == sorted(below)
     assert children(family.pid) == below[:1]
     assert children(2**22 + 1) is None
