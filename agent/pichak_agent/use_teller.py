@@ -17,7 +17,7 @@ from typing import Any
 
 from pichak_agent.host_sampler import steady_seconds
 from pichak_agent.readings import OwnUse
-from pichak_agent.told_use import remove_use, write_use
+from pichak_agent.told_use import write_use
 from pichak_core.devices import Backend, gpu_memory_reader
 from pichak_core.devices.processes import children, command_line
 from pichak_core.devices.torch_backend import backend_for
@@ -124,8 +124,8 @@ class UseTeller:
 
 @contextlib.contextmanager
 def telling(path: Path | None, *, steps: bool = False) -> Iterator[None]:
-    """A thread tells into `path` while the block runs; without a path nothing does. With `steps`
-    `tell_step` is heard."""
+    """A thread tells into `path` while the block runs; without a path nothing does. Who lists the
+    process removes the file. With `steps` `tell_step` is heard."""
     if path is None:
         yield
         return
@@ -141,7 +141,6 @@ def telling(path: Path | None, *, steps: bool = False) -> Iterator[None]:
             _HEARING.remove(teller)
         teller.end()
         thread.join(_END_SECONDS)
-        remove_use(path)
 
 
 def tell_step(seconds: float) -> None:

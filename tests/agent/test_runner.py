@@ -365,7 +365,7 @@ def test_a_pipe_that_is_misused(code: str, said: str) -> None:
 def test_a_flooded_pipe() -> None:
     outcome = start(
         raw("""
-            frame = b'PKFr' + (10**7).to_bytes(4, 'big') + bytes(10**7)
+            frame = b'PKFr' + (10**6).to_bytes(4, 'big') + bytes(10**6)
             while True:
                 left = frame
                 while left: left = left[os.write(fd, left):]

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from pichak_agent import child, use_teller
+from pichak_agent.daemon import Agent
 from pichak_agent.frames import FrameWriter
-from pichak_agent.messages import Job
+from pichak_agent.messages import Job, Outcome, decode, encode
+from pichak_agent.own_jobs import OwnJobs, telemetry_folder
 from pichak_agent.readings import OwnUse
 from pichak_agent.told_use import read_use
 from pichak_agent.use_teller import USE_FILE, UseTeller, gpu_uses, tell_step, telling
@@ -160,7 +162,7 @@ def test_steps_are_heard_inside_alone(tmp_path: Path) -> None:
         use_teller._HEARING[-1].tell()
         assert read(path)[0].seconds_per_step == 0.25
     assert use_teller._HEARING == []
-    assert list(tmp_path.iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["told"]
     assert not [t for t in threading.enumerate() if t.name == "use"]
 
 
@@ -218,3 +220,60 @@ def test_a_child_tells_where_its_agent_says(
         given, thread = job_in_this_process(monkeypatch, params)
         assert given == {"device": params["device"]}
         assert thread is told
+
+
+#: A job's process finds this torch imported; it has a context, and no CUDA for a measurement.
+FAKE_TORCH = """
+import sys
+if "pichak_agent.child" in sys.orig_argv:
+    from types import ModuleType, SimpleNamespace
+    from pichak_core.testing import FakeCuda
+    torch = ModuleType("torch")
+    torch.cuda = FakeCuda(8 * 2**30, uuid={uuid!r})
+    torch.cuda.is_available = lambda: False
+    torch.cuda.allocate(3 * 2**20)
+    torch._C = SimpleNamespace(_cuda_hasPrimaryContext=lambda index: True)
+    torch.__version__ = "2.9"
+    sys.modules["torch"] = torch
+"""
+IDLE_GPU = """
+from types import SimpleNamespace as Made
+class NVMLError(Exception):
+    value = 3
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(i): return i
+def nvmlDeviceGetName(h): return "NVIDIA L4"
+def nvmlDeviceGetUtilizationRates(h): return Made(gpu=0)
+def nvmlDeviceGetMemoryInfo(h): return Made(total=23000 * 2**20, used=300 * 2**20, free=0)
+def nvmlDeviceGetComputeRunningProcesses(h): return []
+"""
+
+
+def test_a_real_job_tells_and_its_agent_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules, home = tmp_path / "path", tmp_path / "home"
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text(FAKE_TORCH.format(uuid=PLAIN))
+    (modules / "pynvml.py").write_text(IDLE_GPU)
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    seen: set[OwnUse] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            seen.update(OwnJobs(home).uses())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    agent = Agent("one", root=home)
+    params = {"device": "cuda:0", "only": ["software"]}
+    outcome = decode(agent.run(encode(Job("job", 1, "fingerprint", params, 60.0))), Outcome)
+    agent.close()
+    ended.set()
+    looking.join()
+    assert outcome.status == "ok", outcome.error
+    told = OwnUse(f"GPU-{PLAIN}", "job.1", processes=1, allocated_bytes=3 * MIB)
+    assert seen == {OwnUse("", "job.1"), told}
+    assert list((telemetry_folder(home) / "use").iterdir()) == []
