@@ -27,6 +27,7 @@ from pichak_agent.own_jobs import OwnJobs
 from pichak_agent.spool import Key, SpoolError
 from pichak_agent.telemetry import Telemetry
 from pichak_agent.versions import own_versions
+from pichak_core.devices.heap import give_back_freed
 
 _LOG = logging.getLogger(__name__)
 
@@ -230,6 +231,7 @@ class Agent:
             shutil.rmtree(folder, ignore_errors=True)
             if lock:
                 lock.release()
+            give_back_freed()
 
     def _keep(self, key: Key, outcome: bytes) -> None:
         try:

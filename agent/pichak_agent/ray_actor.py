@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import pichak_core
 from pichak_agent.messages import SCHEMA
 from pichak_agent.simulation import agent_of_node
+from pichak_core.devices.heap import keep_heap_small
 
 NAMESPACE = "pichak"
 #: Jobs and everything else have threads of their own, so that jobs which wait cannot shut out the
@@ -49,6 +50,7 @@ class AgentActor:
     """`pichak_agent.daemon.Agent`, method by method; threads of Ray's call it."""
 
     def __init__(self, instance: str) -> None:
+        keep_heap_small()
         self._agent = agent_of_node(instance)
         self._end_jobs_on_sigterm()
 
