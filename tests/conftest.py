@@ -1,4 +1,5 @@
-"""For every test: torch on one thread, so that tests which run beside each other do not fight.
+"""For every test: Ray clusters with a token, and torch on one thread, so that tests which run
+beside each other do not fight.
 
 Two OpenMP pools on the same cores wait for each other by spinning, which makes small steps ten
 times slower and more.
@@ -7,10 +8,14 @@ times slower and more.
 from __future__ import annotations
 
 import os
+import secrets
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# `ray.cluster_utils` starts clusters that ask for no token, unless the environment says so.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

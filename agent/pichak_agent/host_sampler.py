@@ -75,7 +75,7 @@ class HostSampler:
             io_pressure_us=None if io is None else io.some_us,
             memory_available_bytes=None if available is None else available[0],
             memory_total_bytes=self._ask("memory_total", self._host.memory_total_bytes),
-            swap_used_bytes=self._ask("swap", _swap_used_bytes),
+            swap_used_bytes=self._ask("swap", swap_used_bytes),
             oom_kills=max(kills.values()) if kills else None,
             disk_free_bytes=None if disk is None else disk.free,
             disk_total_bytes=None if disk is None else disk.total,
@@ -91,7 +91,17 @@ class HostSampler:
         return answer
 
 
-def _swap_used_bytes() -> int:
-    import psutil
+def swap_used_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Swap in use. `OSError` where that is not told: psutil would warn, and say 0."""
+    if not meminfo.exists():
+        import psutil
 
-    return int(psutil.swap_memory().used)
+        return int(psutil.swap_memory().used)
+    told: dict[str, int] = {}
+    for line in meminfo.read_text(encoding="ascii", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name in ("SwapTotal", "SwapFree"):
+            told[name] = int(value.split()[0]) * 1024
+    if len(told) < 2:
+        raise OSError(f"{meminfo} does not tell the swap")
+    return max(0, told["SwapTotal"] - told["SwapFree"])

@@ -321,6 +321,7 @@ def refuse_open_cluster(address: str, *, insecure: bool) -> None:
 def _refuse_silent_address(address: str) -> None:
     """Ray itself would knock at a wrong address for minutes before it says so."""
     if address == "auto":
+        _refuse_stale_file()
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -334,6 +335,26 @@ def _refuse_silent_address(address: str) -> None:
         raise ClusterError(
             f"no Ray cluster answers at {address} ({error}); is it running there (`ray status "
             f"--address {address}`), and reachable from here?"
+        ) from error
+
+
+def _refuse_stale_file() -> None:
+    """What Ray takes "auto" for may be a cluster that ended without removing its file."""
+    from ray._private.services import get_ray_address_from_environment
+
+    try:
+        named = str(get_ray_address_from_environment("auto", None))
+    except ConnectionError:
+        return  # Ray says itself that there is none
+    host, _, port = named.rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"'auto' is the cluster at {named} on this machine, where nothing answers ({error}): "
+            "start Ray here again (`ray start`), or name the head as HOST:PORT"
         ) from error
 
 

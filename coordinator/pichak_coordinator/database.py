@@ -191,8 +191,9 @@ def _begin(db: sqlite3.Connection) -> None:
 
 
 @contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into a `StoreError` that says what to do."""
+def translated(path: Path, *, files: bool = True) -> Iterator[None]:
+    """Turn SQLite's errors into a `StoreError` that says what to do; with `files`, the system's own
+    errors too, where the block touches no other file."""
     try:
         yield
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
@@ -206,6 +207,8 @@ def translated(path: Path) -> Iterator[None]:
             "new history"
         ) from error
     except OSError as error:
+        if not files:
+            raise
         raise StoreError(
             f"{path}: {error.strerror or error}; set PICHAK_HOME to a folder that can be written"
         ) from error
@@ -216,6 +219,11 @@ def _advice(text: str) -> str:
         return f": another pichak held it for more than {BUSY_SECONDS:.0f} s; try again"
     if "full" in text:
         return ": make room on the disk and run it again; nothing stored was lost"
+    if "disk I/O" in text:
+        return (
+            ": its disk is full or failing (`df`); SQLite needs some room beside the file even to "
+            "read it; nothing stored was lost"
+        )
     if "readonly" in text or "unable to open" in text:
         return ": set PICHAK_HOME to a folder that can be written"
     return ""

@@ -14,6 +14,7 @@ from typing import Any
 from pichak_coordinator.records import Finding, NodeRecord
 
 _HASH_DIGITS = 10
+_PLACE = ("address", "host", "agent_id", "node_id")
 
 
 def gpu_uuids(hello: Mapping[str, Any]) -> tuple[str, ...]:
@@ -60,20 +61,29 @@ def node_identities(
     is at the same place keeps its own, also where others of its machine are missing now.
     """
     made = [node_identity(hello) for hello in hellos]
-    kept = {(node_identity(h), *_place(h)[:2]): name for name, h in (known or {}).items()}
     order = sorted(range(len(hellos)), key=lambda i: (made[i], _place(hellos[i]), i))
     names = [""] * len(hellos)
     taken = set(known or {})
+    # The whole place first: several agents may share an address and a host name.
+    for length in (len(_PLACE), 2):
+        kept: dict[tuple[str, ...], list[str]] = {}
+        for name in sorted(set(known or {}) - set(names)):
+            hello = (known or {})[name]
+            kept.setdefault((node_identity(hello), *_place(hello)[:length]), []).append(name)
+        for i in order:
+            there = kept.get((made[i], *_place(hellos[i])[:length]), [])
+            if not names[i] and there:
+                names[i] = there.pop(0)
     for i in order:
-        own = kept.pop((made[i], *_place(hellos[i])[:2]), "")
-        numbers = (made[i] if n == 1 else f"{made[i]}-{n}" for n in itertools.count(1))
-        names[i] = own or next(name for name in numbers if name not in taken)
-        taken.add(names[i])
+        if not names[i]:
+            numbers = (made[i] if n == 1 else f"{made[i]}-{n}" for n in itertools.count(1))
+            names[i] = next(name for name in numbers if name not in taken)
+            taken.add(names[i])
     return names
 
 
 def _place(hello: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(hello.get(k) or "") for k in ("address", "host", "agent_id", "node_id"))
+    return tuple(str(hello.get(k) or "") for k in _PLACE)
 
 
 def gpu_changes(had: Set[str], has: Set[str]) -> list[Finding]:

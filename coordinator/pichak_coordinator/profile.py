@@ -108,7 +108,7 @@ class Profiler:
             if target.findings:
                 found = target.findings
                 self.store.record_findings(self.run_id, target.identity, target.device, found)
-            if target.ended and isinstance(hellos.get(target.node.node_id), dict):
+            if target.error and isinstance(hellos.get(target.node.node_id), dict):
                 self._record_unsent(target, "fingerprint", "failed", target.error)
         self._show()
         ready = [t for t in self.targets if not t.ended]
@@ -170,6 +170,11 @@ class Profiler:
             else:
                 target.lease = lease
 
+    def _end_unsent(self, target: Target, kind: str, error: str) -> None:
+        """It ends with a job that was never sent; its row says why."""
+        target.end(error)
+        self._record_unsent(target, kind, "failed", error)
+
     def _record_unsent(self, target: Target, kind: str, state: str, error: str) -> None:
         job = Job(self._job_id(target, kind), 1, kind, {"device": target.child_device}, 1.0)
         self.courier.record_unsent(target, job, state, error)
@@ -192,7 +197,7 @@ class Profiler:
             try:
                 files = self._files(target)
             except (AgentFailedError, ValueError) as error:
-                target.end(str(error))
+                self._end_unsent(target, "task", str(error))
                 continue
             job = self.request.task_job(self._job_id(target, "task"), 1, target.child_device, files)
             self.courier.add(target, job)
@@ -210,14 +215,14 @@ class Profiler:
         if self._job_id(target, "ramp") in self.courier.work:
             return
         if self.task is None and self._task_error:
-            target.end(self._task_error)
+            self._end_unsent(target, "ramp", self._task_error)
             return
         if self._sister_ramps(target):
             return
         try:
             files = self._files(target)
         except (AgentFailedError, ValueError) as error:
-            target.end(str(error))
+            self._end_unsent(target, "ramp", str(error))
             return
         guess = self._guesses.of(target.model)
         job = self.request.ramp_job(

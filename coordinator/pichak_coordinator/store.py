@@ -102,6 +102,10 @@ class Store(Writer):
         )
         return run
 
+    def reopen_run(self, run: str) -> None:
+        """It goes on: its end is yet to come."""
+        self._write("UPDATE runs SET finished_unix = NULL WHERE run = ?", [(run,)])
+
     def finish_run(self, run: str) -> None:
         """Note the end of a run, whatever came of it; the first end is kept."""
         self._write(

@@ -9,7 +9,7 @@ import pytest
 
 from pichak_agent.ending import Seen, conclude
 from pichak_agent.environment import child_environment
-from pichak_agent.messages import Job, Outcome, decode, encode
+from pichak_agent.messages import MAX_BYTES, Job, Outcome, decode, encode
 
 JOB = Job("job", 1, "ramp", {}, 60.0)
 
@@ -76,7 +76,10 @@ def test_processes_that_cannot_be_killed_are_told() -> None:
 
 
 def test_a_result_that_leaves_no_room_for_the_rest_is_an_error_of_its_own() -> None:
-    big = {str(i): "x" * 65_000 for i in range(258)}
+    big = {str(i): "x" * 65_000 for i in range(64)} | {"rest": "x" * 30_000}
+    assert (
+        4000 < MAX_BYTES - 64 * 65_000 - 30_000 < 8000
+    )  # room for the result, not for the log too
     outcome = concluded(outcome=sent(result=big), log="é".encode() * 9000)
     assert outcome.status == "error"
     assert "cannot be kept" in outcome.error

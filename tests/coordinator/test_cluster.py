@@ -142,3 +142,14 @@ def test_the_reason_at_the_end_of_a_long_error_is_kept() -> None:
     assert len(said) <= 310
     assert "\x1b" not in said
     assert reason_of("short\n text") == "short text"
+
+
+def test_auto_that_names_a_cluster_which_is_gone_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A head that was killed leaves its address in Ray's own file; here the variable stands for
+    it, which Ray asks first."""
+    port = free_port()
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(ClusterError, match=f"'auto' is the cluster at 127.0.0.1:{port}"):
+        Cluster("auto")

@@ -159,6 +159,18 @@ def test_who_is_at_the_same_place_keeps_its_identity_where_others_are_missing() 
     assert node_identities(hellos[1:3]) == names[:2]  # in a run of their own
 
 
+def test_agents_at_one_place_keep_their_identities_too() -> None:
+    same = {"machine_id": "m", "host": "h", "address": "10.0.0.1"}
+    hellos = [{**same, "node_id": name} for name in "abc"]
+    names = node_identities(hellos)
+    known = dict(zip(names, hellos, strict=True))
+    assert node_identities(hellos[::-1], known) == names[::-1]
+    assert node_identities(hellos[2:], known) == names[2:]
+    # Another Ray node id after a restart: one of those that are away.
+    again = [{**same, "node_id": "x"}, hellos[0]]
+    assert node_identities(again, known) == [names[1], names[0]]
+
+
 def test_a_hello_becomes_a_record_of_each_device() -> None:
     hello = {
         "host": "h",

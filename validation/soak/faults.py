@@ -137,6 +137,8 @@ class Faults:
         how = self._draw.choice(["cut", "flipped", "emptied", "stray"])
         try:
             data = path.read_bytes()
+            if not data:
+                return False
             if how == "stray":
                 (path.parent / f"stray-{self._draw.randrange(10**6)}.mpk").write_bytes(data[:100])
                 return True

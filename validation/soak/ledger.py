@@ -60,6 +60,8 @@ class Spools:
                 for name in names:
                     if name.endswith(".mpk") and name not in self._known:
                         self._known.add(name)
+                        if name.count(".") < 3:  # a stray one that was put there
+                            continue
                         job_id, attempt, digest, _ = name.rsplit(".", 3)
                         self.seen.setdefault((job_id, int(attempt)), set()).add(digest)
 

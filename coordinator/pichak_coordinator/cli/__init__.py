@@ -86,6 +86,11 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("pichak: interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    except SystemExit:
+        # This is how click ends when the reader went away (`| head`), with a code of its own.
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
+            sys.exit(0)
+        raise
     except BrokenPipeError:
         # The reader went away (`| head`).
         _drop_stdout()

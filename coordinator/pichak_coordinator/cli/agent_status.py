@@ -64,7 +64,9 @@ def _print(each: dict[str, Any]) -> None:
     console = out()
     name = printable(str(each["name"]))
     note = " (simulated: no machine is measured)" if each["simulated"] else ""
-    console.print(f"{name}{note}: {each['state']} for {age(each['since_unix'])}", markup=False)
+    # When one that is gone ended, nobody noted.
+    how_long = "" if each["state"] == "dead" else f" for {age(each['since_unix'])}"
+    console.print(f"{name}{note}: {each['state']}{how_long}", markup=False)
     spool = each["spool"]
     kept = f"{_outcomes(spool['outcomes'])} ({spool['bytes']:,} bytes) for a coordinator to take"
     rows = [

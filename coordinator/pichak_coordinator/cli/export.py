@@ -51,6 +51,8 @@ def export(
     if bool(runs) == everything:
         raise UserError("name the RUNs (`pichak fleet history` lists them), or say --all")
     with open_store(store_path, read_only=True) as store:
+        if file.exists() and file.samefile(store.path):
+            raise UserError(f"{file} is the history itself; name another file")
         known = store.runs()
         chosen = list(dict.fromkeys(chosen_run(known, name) for name in runs))
         try:

@@ -85,7 +85,9 @@ if TYPE_CHECKING:
     help="Longest time for a job: fingerprint=, task= or ramp=; may be repeated.",
 )
 @click.option(
-    "--resume", is_flag=True, help="Go on with the last profile, which was cut off or interrupted."
+    "--resume",
+    is_flag=True,
+    help="Go on with the last profile, which was cut off or interrupted; name the same options.",
 )
 @click.option(
     "--at-once",
@@ -165,6 +167,7 @@ def _run_of(store: Store, request: ProfileRequest, resume: bool) -> str:
         return store.begin_run("fleet profile", settings)
     done, jobs = count_ended(store, cut.run)
     if resume:
+        store.reopen_run(cut.run)
         return cut.run
     if cut.finished_unix is None:
         click.echo(

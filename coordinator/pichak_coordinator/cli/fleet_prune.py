@@ -31,6 +31,8 @@ def prune(keep_days: float, store_path: Path | None, as_json: bool) -> int:
     """
     from pichak_coordinator.store_prune import prune as forget
 
+    with open_store(store_path, read_only=True):
+        pass  # one that does not exist is not made
     with open_store(store_path) as store:
         before = store.path.stat().st_size
         gone = forget(store, keep_days, store.now())

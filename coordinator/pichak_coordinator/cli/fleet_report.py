@@ -93,6 +93,7 @@ def report(
     """
     from pichak_coordinator.cli.run_choice import chosen_run
     from pichak_coordinator.cli.run_view import Shown, comparison_of
+    from pichak_coordinator.database import default_path
     from pichak_coordinator.report.content import content
     from pichak_coordinator.report.page import MissingExtraError, page
     from pichak_coordinator.report.writing import NotOursError, check_place, write_page
@@ -107,7 +108,7 @@ def report(
     book = prices_of(prices)
     try:
         if html != _STDOUT:
-            check_place(place, force=force)
+            check_place(place, force=force, store=store_path or default_path())
         with open_store(store_path, read_only=True) as store, store.snapshot():
             chosen = chosen_run(store.runs(), run)
             found = store.run(chosen)

@@ -245,7 +245,7 @@ def open_store(path: Path | None, *, read_only: bool = False) -> Iterator[Store]
     from pichak_coordinator.store import Store
 
     try:
-        with Store.open(path, read_only=read_only) as store, translated(store.path):
+        with Store.open(path, read_only=read_only) as store, translated(store.path, files=False):
             yield store
     except StoreError as error:
         raise UserError(str(error)) from error

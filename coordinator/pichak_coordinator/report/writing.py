@@ -15,8 +15,11 @@ class NotOursError(RuntimeError):
     """There is something at the path that is no report; the text says what."""
 
 
-def check_place(path: Path, *, force: bool) -> None:
-    """`NotOursError` where a page may not be written; made before anything is computed."""
+def check_place(path: Path, *, force: bool, store: Path | None = None) -> None:
+    """`NotOursError` where a page may not be written; made before anything is computed. Over the
+    `store` that it is read from it may never be."""
+    if store is not None and path.exists() and store.exists() and path.samefile(store):
+        raise NotOursError(f"{path} is the history itself; name another file")
     if path.is_dir():
         raise NotOursError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
