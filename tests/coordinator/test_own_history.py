@@ -58,7 +58,7 @@ def test_prune_makes_no_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_an_output_that_is_full_or_closed_is_not_the_historys_fault(history: Path) -> None:
+def test_an_output_that_is_full_is_not_the_historys_fault(history: Path) -> None:
     pichak_here = f"{sys.executable} -c 'from pichak_coordinator.cli import main; main()'"
     compare = f"{pichak_here} fleet compare --format csv --store {history}"
     full = subprocess.run(
@@ -66,10 +66,3 @@ def test_an_output_that_is_full_or_closed_is_not_the_historys_fault(history: Pat
     )
     assert "the output cannot be written (No space left on device)" in full.stderr
     assert "PICHAK_HOME" not in full.stderr
-    closed = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {compare} | true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (closed.returncode, closed.stderr) == (0, "")
