@@ -198,9 +198,10 @@ def test_a_training_of_ones_own_is_known_and_tells_its_steps(tmp_path: Path) -> 
         assert training.stdout is not None
         assert training.stdout.readline() == "steps\n"
         until = time.monotonic() + 20
-        while not use_files(tmp_path) and time.monotonic() < until:
+        told = (OwnUse("", "mine", seconds_per_step=0.25),)
+        while jobs.uses() != told and time.monotonic() < until:
             time.sleep(0.02)
-        assert jobs.uses() == (OwnUse("", "mine", seconds_per_step=0.25),)
+        assert jobs.uses() == told
         assert seen(tmp_path) == ["mine"]
         print(file=training.stdin, flush=True)
         assert training.stdout.readline() == "ended\n"
