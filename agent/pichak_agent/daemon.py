@@ -28,6 +28,7 @@ from pichak_agent.spool import Key, SpoolError
 from pichak_agent.telemetry import Telemetry
 from pichak_agent.versions import own_versions
 from pichak_core.devices.heap import give_back_freed
+from pichak_core.devices.job_group import remove_stale_groups
 
 _LOG = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ class Agent:
             each.done.wait(max(0.0, until - time.monotonic()))
         if self._telemetry is not None:
             self._telemetry.stop()
+        remove_stale_groups()
         self._home.close()
 
     def _attempt(self, job: Job, running: _Running) -> bytes:

@@ -44,6 +44,15 @@ from pichak_core.devices.processes import (
 _HELPERS_SECONDS = 0.5
 
 
+def _held(folder: Path) -> JobGroup:
+    group = JobGroup(folder)
+    try:
+        return group.hold()
+    except OSError:
+        # Its agent died just now and another removes it: joining it will fail, and that is told.
+        return group
+
+
 class Warden:
     """Owns one job's processes. `order` holds `argv`, `memory_cap_bytes`, `folders`, `group` (the
     folder of a control group, or "") and `give_up_seconds`, after which the job is killed even if
@@ -55,7 +64,7 @@ class Warden:
         self._control = control
         self._result_fd = result_fd
         self._order = order
-        self._group = JobGroup(Path(order["group"])) if order.get("group") else None
+        self._group = _held(Path(order["group"])) if order.get("group") else None
         self._pid = 0
         self._status: int | None = None
         self._told_to_kill = False

@@ -8,6 +8,8 @@ version 2 allows no group below one that has processes and nothing limits this p
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import os
 import signal
 import time
@@ -17,10 +19,13 @@ from pathlib import Path
 
 from pichak_core.devices.cgroups import group_chains
 
+if os.name == "posix":
+    import fcntl
+
 PREFIX = "pichak-"
-#: An empty group of this age was left by an agent that was killed with everything that knew of it.
-_STALE_SECONDS = 60.0
 _REMOVE_SECONDS = 1.0
+#: A group may be taken for a dead agent's in the moment between its making and its holding.
+_MAKE_TRIES = 3
 #: Limits that a process would escape by leaving its group (version 2), and what "none" looks like.
 _OWN_LIMITS = {"memory.max": "max", "memory.high": "max", "cpu.max": "max"}
 _OOM_FILES = ("memory.events", "memory.oom_control")
@@ -28,10 +33,12 @@ _OOM_FILES = ("memory.events", "memory.oom_control")
 
 @dataclass(frozen=True)
 class JobGroup:
-    """A group directory; `capped` says whether its memory is limited by the kernel."""
+    """A group directory; `capped` says whether its memory is limited by the kernel. `held` is the
+    open directory whose lock says that somebody looks after the group; -1 for none."""
 
     folder: Path
     capped: bool = False
+    held: int = -1
 
     @property
     def procs(self) -> Path:
@@ -55,12 +62,25 @@ class JobGroup:
                     return int(number)
         return 0
 
+    def hold(self) -> JobGroup:
+        """Look after it, as long as this process lives or until it is removed: nobody else takes
+        it for one that a dead agent left. `OSError` where it is gone or being removed."""
+        return JobGroup(self.folder, self.capped, _lock(self.folder, fcntl.LOCK_SH))
+
     def remove(self) -> bool:
-        """Kill what is left in it and remove it; whether it is gone."""
+        """Kill what is left in it, remove it and let go of it; whether it is gone."""
+        try:
+            return self._remove()
+        finally:
+            if self.held >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(self.held)
+
+    def _remove(self) -> bool:
         until = time.monotonic() + _REMOVE_SECONDS
         while True:
-            with contextlib.suppress(OSError):
-                (self.folder / "cgroup.kill").write_text("1")
+            with contextlib.suppress(OSError), (self.folder / "cgroup.kill").open("r+") as file:
+                file.write("1")  # version 2 from Linux 5.14 on
             for pid in self.pids():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -92,17 +112,47 @@ def make_group(
         _remove_stale(parent)
         folder = parent / f"{PREFIX}{name}"
         try:
-            folder.mkdir()
+            group = _make_held(folder)
         except OSError as error:
             why = f"{folder} cannot be made: {error.strerror}"
             continue
         try:
-            return JobGroup(folder, capped=_limit(folder, memory_cap_bytes))
+            return dataclasses.replace(group, capped=_limit(folder, memory_cap_bytes))
         except OSError as error:
             why = f"{folder} takes no memory limit: {error.strerror}"
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            group.remove()
     return why
+
+
+def remove_stale_groups(*, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+    """Remove the groups that dead agents left where this process would make its own; a process
+    that is still in one is killed, because nobody else knows of it any more."""
+    for parent in _parents(proc, sys):
+        _remove_stale(parent)
+
+
+def _make_held(folder: Path) -> JobGroup:
+    for left in reversed(range(_MAKE_TRIES)):
+        folder.mkdir()
+        try:
+            return JobGroup(folder).hold()
+        except OSError:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _lock(folder: Path, how: int) -> int:
+    """The open directory, locked; `OSError` where another holds it otherwise or it is gone."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), folder.stat()):  # removed, and made again
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _parents(proc: Path, sys: Path) -> Iterator[Path]:
@@ -157,10 +207,9 @@ def _limit(folder: Path, cap: int) -> bool:
 
 def _remove_stale(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
-        # One with processes, or just made by another agent, stays.
+        # One that an agent or a warden holds stays.
         with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _STALE_SECONDS:
-                folder.rmdir()
+            JobGroup(folder, held=_lock(folder, fcntl.LOCK_EX)).remove()
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pichak_core.devices.job_group import JobGroup, make_group
+from pichak_core.devices.job_group import JobGroup, make_group, remove_stale_groups
 from pichak_core.devices.processes import started_at
 
 MIB = 2**20
@@ -96,22 +96,57 @@ def test_why_there_is_none(tree: Tree) -> None:
 
 
 def test_what_dead_agents_left_is_removed(tree: Tree) -> None:
+    """One that a living agent or warden looks after stays, however old and empty it is."""
     tree.hands_on(tree.own)
-    old, young = tree.own / "pichak-old", tree.own / "pichak-young"
-    for folder in (old, young, tree.own / "others"):
+    left, held, others = (tree.own / name for name in ("pichak-left", "pichak-held", "others"))
+    for folder in (left, held, others):
         folder.mkdir()
-    for folder in (old, tree.own / "others"):
         os.utime(folder, (time.time() - 3600,) * 2)
-    tree.make()
-    assert not old.exists()
-    assert young.exists()
-    assert (tree.own / "others").exists()
+    agent = JobGroup(held).hold()
+    warden = agent.hold()
+    assert isinstance(tree.make(), JobGroup)
+    assert not left.exists()
+    assert held.exists()
+    assert others.exists()
+    os.close(agent.held)
+    remove_stale_groups(proc=tree.proc, sys=tree.sys)
+    assert held.exists()
+    os.close(warden.held)
+    remove_stale_groups(proc=tree.proc, sys=tree.sys)
+    assert not held.exists()
+    assert (tree.own / "pichak-job").exists()
+
+
+def test_one_that_was_removed_cannot_be_held(tree: Tree) -> None:
+    with pytest.raises(FileNotFoundError):
+        JobGroup(tree.own / "pichak-gone").hold()
 
 
 def test_a_number_of_another_namespace_is_nobody(tree: Tree) -> None:
     """``cgroup.procs`` shows 0 for those; signal 9 to process 0 would end this process's group."""
     tree.own.joinpath("cgroup.procs").write_text("0\n4194200\n")
     assert JobGroup(tree.own).pids() == [4194200]
+
+
+def test_a_second_agent_is_refused_what_is_being_removed(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another agent that starts takes a group for left between its making and its holding."""
+    tree.hands_on(tree.own)
+    made: list[Path] = []
+    mkdir = Path.mkdir
+
+    def make_and_lose(folder: Path, *args: int, **more: bool) -> None:
+        mkdir(folder, *args, **more)
+        made.append(folder)
+        if len(made) == 1:
+            remove_stale_groups(proc=tree.proc, sys=tree.sys)
+
+    monkeypatch.setattr(Path, "mkdir", make_and_lose)
+    group = tree.make()
+    assert isinstance(group, JobGroup)
+    assert len(made) == 2
+    assert group.folder.exists()
 
 
 # -- the kernel's own -----------------------------------------------------------------------------
@@ -139,6 +174,19 @@ def test_the_kernel_holds_the_cap(group: JobGroup) -> None:
     # What fits is left alone.
     assert join(group, "hog = bytearray(8 * 2**20)").wait(60) == 0
     assert group.remove()
+    assert not group.folder.exists()
+
+
+@pytest.mark.root
+def test_who_is_left_in_a_group_that_nobody_holds_is_ended(group: JobGroup) -> None:
+    child = join(group, "import time; print('in', flush=True); time.sleep(60)")
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"in\n"
+    remove_stale_groups()
+    assert group.pids() == [child.pid]
+    os.close(group.held)
+    remove_stale_groups()
+    assert child.wait(10) == -9
     assert not group.folder.exists()
 
 

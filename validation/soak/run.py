@@ -453,6 +453,9 @@ def main() -> int:
     for part, met in rule.items():
         print(f"{'met ' if met else 'NOT MET'}  {part}")
     print(f"{figures['jobs']} jobs, {figures['outcomes']} outcomes, {figures['faults']}")
+    if not result["met"]:
+        for name in ("wrong", "lost", "left", "growth"):
+            print(f"{name}: {json.dumps(figures[name], ensure_ascii=False)}")
     return 0 if result["met"] else 1
 
 
