@@ -32,6 +32,7 @@ factor = 0.4                    # or: unmeasured = "lost"
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import math
@@ -60,6 +61,7 @@ from pichak_core.testing import MIB, FakeDevice, FakeStep, affine_memory, step_s
 
 SIMULATED = "simulated, no machine was measured"
 _SAMPLES = 9
+_MOST_NAME, _MOST_SHOWN = 100, 60
 _RELATIVE = re.compile(r"\+([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRAINING = {
@@ -102,7 +104,13 @@ class SimulatedHost:
         `ValueError` says what is wrong with it, `OSError` why it cannot be read."""
         tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         try:
-            return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")), started_unix)
+            record = tomllib.loads(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: it holds bytes that are no text") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: it is no TOML: {error}") from error
+        try:
+            return cls.from_dict(record, started_unix)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -118,33 +126,37 @@ class SimulatedHost:
             ("host", "gpu", "gpus", "noise", "seed", "metrics", "training", "fault"),
         )
         host = record.get("host")
-        if not isinstance(host, str) or not host.strip():
-            raise ValueError("host: a name is needed")
-        gpu = str(record.get("gpu", ""))
-        gpus = _number("gpus", record.get("gpus", 1 if gpu else 0), 0, 1024)
+        if host is None or (isinstance(host, str) and not host.strip()):
+            raise ValueError('host: a name is needed, as in host = "sim-a"')
+        host = _text("host", host)
+        gpu = _text("gpu", record.get("gpu", ""))
+        gpus = _whole("gpus", record.get("gpus", 1 if gpu else 0), 0, 1024)
         if bool(gpu) != bool(gpus):
             raise ValueError("gpu and gpus: a host with GPUs needs the name of one, and a number")
         metrics = _table("metrics", record.get("metrics", {}))
-        known = {metric.name for probe in probes().values() for metric in probe.metrics}
         for name, value in metrics.items():
-            if name not in known:
-                raise ValueError(f"metrics: no metric {name!r}; `pichak gpu --json` lists them")
-            if not isinstance(value, (bool, int, float, str)) or value != value:  # noqa: PLR0124
-                raise ValueError(f"metrics: {name} is not a number or a text")
+            _check_metric(name, value)
         given = _table("training", record.get("training", {}))
         _only("training", given, tuple(_TRAINING))
         numbers = {k: _number(f"training.{k}", v, 1e-9, 1e12) for k, v in given.items()}
+        training = {**_TRAINING, **numbers}
+        length = _whole("training.seq_len", training["seq_len"], 1, 2**20)
+        if training["scored_tokens_per_row"] > length:
+            raise ValueError(
+                f"training.scored_tokens_per_row: {training['scored_tokens_per_row']:g} is more "
+                f"than the {length} tokens of a row (training.seq_len)"
+            )
         faults = record.get("fault", [])
         if not isinstance(faults, list):
             raise ValueError("fault: write [[fault]] for each")
         return cls(
             host,
             gpu,
-            int(gpus),
+            gpus,
             _number("noise", record.get("noise", 0.01), 0, 1),
-            int(_number("seed", record.get("seed", 0), 0, 2**32 - 1)),
+            _whole("seed", record.get("seed", 0), 0, 2**32 - 1),
             metrics,
-            {**_TRAINING, **numbers},
+            training,
             tuple(_fault(entry, metrics, began) for entry in faults),
         )
 
@@ -278,19 +290,56 @@ def _digest(*parts: object) -> str:
 def _only(where: str, record: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
     for name in record:
         if name not in allowed:
-            raise ValueError(f"{where}: no key {name!r}; there are {', '.join(allowed)}")
+            raise ValueError(f"{where}: no key {_shown(name)}; there are {', '.join(allowed)}")
 
 
 def _table(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name}: a table was expected")
+        raise ValueError(f"{name}: {_shown(value)} is no table; write [{name}] and its keys below")
     return dict(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_NAME or not (value + "x").isprintable():
+        raise ValueError(
+            f"{name}: {_shown(value)} is not one line of at most {_MOST_NAME} characters in quotes"
+        )
+    return value
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise ValueError(f"{name}: {value!r} is not a number within {least:g} to {most:g}")
+        raise ValueError(f"{name}: {_shown(value)} is not a number within {least:g} to {most:g}")
     return value
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> int:
+    if int(_number(name, value, least, most)) != value:
+        raise ValueError(f"{name}: {value!r} is not a whole number")
+    return int(value)
+
+
+def _check_metric(name: str, value: Any) -> None:
+    units = _units()
+    if name not in units:
+        near = difflib.get_close_matches(name, units, 3) or sorted(units)[:3]
+        raise ValueError(
+            f"metrics: no metric {_shown(name)}; is it {' or '.join(near)}? (a name with a dot "
+            "stands in quotes)"
+        )
+    if units[name]:
+        _number(f"metrics: {name} (a number, in {units[name]})", value, 0, 1e18)
+    elif not isinstance(value, (bool, int, float, str)) or not _finite(value):
+        raise ValueError(f"metrics: {name}: {_shown(value)} is neither a number nor a text")
+
+
+def _finite(value: Scalar) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _fault(entry: Any, metrics: Mapping[str, Any], began_unix: float) -> Fault:
@@ -300,18 +349,20 @@ def _fault(entry: Any, metrics: Mapping[str, Any], began_unix: float) -> Fault:
     metric, starts = entry.get("metric"), entry.get("starts")
     known = [*metrics, *(f"training.{name}" for name in _TRAINING)]
     if metric not in known:
-        raise ValueError(f"fault: no metric {metric!r} here; there are {', '.join(known)}")
+        raise ValueError(f"fault: no metric {_shown(metric)} here; there are {', '.join(known)}")
     starts_unix = _starts(f"fault of {metric}", starts, began_unix)
     if ("factor" in entry) == ("unmeasured" in entry):
         raise ValueError(f"fault of {metric}: it needs factor or unmeasured, one of them")
     if "factor" in entry:
         factor = _number(f"fault of {metric}: factor", entry["factor"], 1e-6, 1e6)
+        if isinstance(metrics.get(metric), (bool, str)):
+            raise ValueError(f"fault of {metric}: a text has no factor; write unmeasured for it")
         return Fault(metric, starts_unix, factor)
     if metric.startswith("training."):
         raise ValueError(f"fault of {metric}: it can only have a factor")
     try:
         return Fault(metric, starts_unix, reason=Reason(entry["unmeasured"]))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         reasons = ", ".join(reason.value for reason in Reason)
         raise ValueError(f"fault of {metric}: unmeasured is one of {reasons}") from error
 
@@ -322,6 +373,7 @@ def _starts(where: str, starts: Any, began_unix: float) -> float:
     relative = _RELATIVE.fullmatch(starts) if isinstance(starts, str) else None
     if relative is None:
         raise ValueError(
-            f'{where}: starts = 2026-12-01T12:00:00Z is needed, or "+10m" from its start'
+            f"{where}: starts: {_shown(starts)} is no time: write 2026-12-01T12:00:00Z, or "
+            '"+10m" from its start on (s, m, h or d)'
         )
     return began_unix + float(relative[1]) * _SECONDS[relative[2]]

@@ -27,6 +27,43 @@ _VERSIONS = re.compile(
     re.S,
 )
 _USAGE = re.compile(r"^Error: (.+)$", re.M)
+#: Of what ``ray start`` said, where its cause is looked for.
+_LAST_LINES = 20
+#: What Ray says in the words of its parts, and what it means.
+_CAUSES = (
+    (
+        "MemTotal",
+        "Ray cannot see how much memory this machine has: let this service read /proc/meminfo, "
+        "which is masked or empty here",
+    ),
+    (
+        "[Rr]eceived http2 header with status|connect an http1",
+        "what answers at {address} is a web server and no Ray head: give --address the port of "
+        "`ray start --head --port` (6379 without it; 8265 is the dashboard's)",
+    ),
+    (
+        r"No space left on device|\[Errno 28\]",
+        "a file system is full where Ray keeps this node's files: free some of it, or set TMPDIR "
+        "to a folder that has room",
+    ),
+    (
+        r"Read-only file system|\[Errno 30\]|PermissionError",
+        "Ray may not write where it has to: let this service write its TMPDIR and /dev/shm",
+    ),
+    (
+        r"Too many open files|\[Errno 24\]",
+        "Ray has too few file descriptors: raise `ulimit -n` (LimitNOFILE= in a unit) to 65536",
+    ),
+    (
+        r"Address already in use|\[Errno 98\]",
+        "a port that Ray wants is taken on this machine: give it others after --, as in "
+        "-- --min-worker-port 20000",
+    ),
+    (
+        r"Cannot allocate memory|\[Errno 12\]",
+        "this machine, or the limit of this service, has too little memory for Ray to start",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -79,11 +116,17 @@ class RayStart:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a cluster does not take this node. `settled`: trying again changes nothing until a person
-    has done something."""
+    """Why a cluster does not take this node: a sentence of ours, and `detail`, Ray's last words.
+    `settled`: trying again changes nothing until a person has done something."""
 
     why: str
     settled: bool
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Both."""
+        return f"{self.why} (Ray's last words: {self.detail})" if self.detail else self.why
 
 
 def joined(output: str) -> bool:
@@ -105,9 +148,15 @@ def head_went(output: str) -> bool:
 
 
 def refusal(
-    output: str, address: str, exit_code: int | None, *, token_file: Path | None = None
+    output: str,
+    address: str,
+    exit_code: int | None,
+    *,
+    token_file: Path | None = None,
+    waited_seconds: float = 0.0,
 ) -> Refusal:
-    """What ended ``ray start``, in one sentence. `token_file` is what it was given."""
+    """What ended ``ray start``. `token_file` is what it was given; `waited_seconds` for how long it
+    was waited for, where it was ended because it did not join."""
     text = _COLOUR.sub("", output)
     if head_went(text):
         return Refusal(f"the head at {address} went away or was started anew", settled=False)
@@ -129,7 +178,29 @@ def refusal(
     usage = _USAGE.search(text)
     if exit_code == 2 and usage:
         return Refusal(f"`ray start` refuses its arguments: {usage.group(1)}", settled=True)
-    return Refusal(_last_words(text, exit_code), settled=False)
+    return _unsettled(text, address, exit_code, waited_seconds)
+
+
+def _unsettled(text: str, address: str, exit_code: int | None, waited_seconds: float) -> Refusal:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ending = "\n".join(lines[-_LAST_LINES:])
+    dead = re.search(r"^.*?(\w+) \[exit code=(-?\d+)\]", text, re.M)
+    said = re.findall(r"\[\d{4}-[^\]]+ [EF] \d+ \d+\] (?:\(\w+\) )?\S+: (.+)", text)
+    detail = _clip(said[-1] if said and dead else "" if dead or not lines else lines[-1])
+    for pattern, sentence in _CAUSES:
+        if re.search(pattern, ending):
+            return Refusal(sentence.format(address=address), settled=False, detail=detail)
+    if dead:
+        why = f"Ray's {dead[1]} ended (exit code {dead[2]})"
+    elif waited_seconds:
+        why = (
+            f"Ray did not join the cluster at {address} within {waited_seconds:g} s: see that "
+            "every port of the head and of this node can be reached from the other"
+        )
+    else:
+        how = "ended" if exit_code is None else f"ended with {exit_code}"
+        why = f"Ray does not start here (`ray start` {how}): `pichak doctor` says what is missing"
+    return Refusal(why, settled=False, detail=detail)
 
 
 def _token(address: str, token_file: Path | None) -> str:
@@ -154,17 +225,6 @@ def _mismatch(address: str, ray: str, python: str, own_ray: str, own_python: str
         f"the cluster at {address} runs another {differ} ({matrix}): install the same on this "
         "node, down to the last number"
     )
-
-
-def _last_words(text: str, exit_code: int | None) -> str:
-    dead = re.search(r"^.*?(\w+) \[exit code=(-?\d+)\]", text, re.M)
-    why = re.findall(r"\[\d{4}-[^\]]+ [EF] \d+ \d+\] (?:\(\w+\) )?\S+: (.+)", text)
-    if dead:
-        said = f": {_clip(why[-1])}" if why else ""
-        return f"Ray's {dead.group(1)} ended (exit code {dead.group(2)}){said}"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    how = "ended" if exit_code is None else f"ended with {exit_code}"
-    return f"`ray start` {how}: {_clip(lines[-1])}" if lines else f"`ray start` {how}"
 
 
 def _clip(text: str, most: int = 300) -> str:

@@ -35,6 +35,7 @@ from pichak_agent.service_files import (
     spooled,
 )
 from pichak_agent.service_knock import Knock
+from pichak_agent.service_news import News
 from pichak_agent.service_notify import notify, watchdog_seconds
 from pichak_agent.service_telemetry import Beside, found_on_node
 from pichak_agent.versions import own_versions
@@ -60,6 +61,8 @@ TICK_SECONDS = 0.5
 KNOCK_SECONDS = 5.0
 #: ``ray start`` may take so long to join; on a busy machine it takes a minute.
 JOIN_SECONDS = 180.0
+#: A join that takes longer is told.
+SLOW_JOIN_SECONDS = 12.0
 #: What a person has to mend is tried again this often by a service that was in the cluster before.
 REFUSED_SECONDS = 300.0
 #: A node that stays up for so long has joined well.
@@ -116,6 +119,7 @@ class Service:
         self._started_at = 0.0
         self._misses = 0
         self._knock: Knock | None = None
+        self._news = News(self.clock)
 
     def run(self) -> None:
         """Until SIGTERM, SIGINT or `stop`; nothing that it started is left then.
@@ -180,7 +184,14 @@ class Service:
             elif refused_token(output):
                 self._lost(node, output)
             elif lived > JOIN_SECONDS:
-                self._lost(node, f"{output}\nit did not join within {JOIN_SECONDS:g} s")
+                self._lost(node, output, JOIN_SECONDS)
+            elif lived > SLOW_JOIN_SECONDS:
+                self._tell(
+                    "joining",
+                    f"still joining the cluster at {self.how.address}: Ray starts its processes "
+                    f"here and registers with the head, which may take {JOIN_SECONDS:g} s on a "
+                    "busy machine",
+                )
         else:
             if lived > SETTLED_SECONDS:
                 self.backoff.reset()
@@ -192,6 +203,7 @@ class Service:
         self.state.node_id = str(facts.get("node_id") or "")
         self.state.raylet_pid = int(str(facts.get("pid") or 0))
         self._misses, self._next_knock = 0, self.clock() + KNOCK_SECONDS
+        self._news.forget()
         again = " again" if self.state.joins > 1 else ""
         self._tell(
             "joined",
@@ -210,6 +222,7 @@ class Service:
         if self._misses == 2:
             self._tell("away", f"{why}; this node keeps what it has and waits for it")
         elif not why and self.state.state == "away":
+            self._news.forget()
             self._tell("joined", f"the head at {self.how.address} answers again")
 
     def _answer_of_head(self) -> str | None:
@@ -221,19 +234,28 @@ class Service:
             self._knock = None
         return answer
 
-    def _lost(self, node: RayNode, output: str) -> None:
+    def _lost(self, node: RayNode, output: str, waited_seconds: float = 0.0) -> None:
         self._node = None
-        said = refusal(output, self.how.address, node.exit_code, token_file=self.how.token_file)
+        said = refusal(
+            output,
+            self.how.address,
+            node.exit_code,
+            token_file=self.how.token_file,
+            waited_seconds=waited_seconds,
+        )
         node.stop(STOP_SECONDS, self._pat_watchdog)
         self.state.node_id, self.state.raylet_pid = "", 0
         self.state.mark = self.state.folder = ""
         if said.settled and not self.state.joins:
-            raise ServiceError(said.why)
+            raise ServiceError(said.sentence)
         if said.settled:
             self._next_try = self.clock() + REFUSED_SECONDS
-            self._tell("refused", f"{said.why}; trying again every {REFUSED_SECONDS / 60:g} min")
+            self._tell(
+                "refused", f"{said.sentence}; trying again every {REFUSED_SECONDS / 60:g} min"
+            )
         else:
-            self._wait("waiting", f"{said.why}; joining again")
+            again = "joining again" if self.state.joins else "trying again"
+            self._wait("waiting", f"{said.sentence}; {again}")
 
     def _wait(self, state: str, why: str) -> None:
         self._next_try = self.clock() + self.backoff.wait()
@@ -243,7 +265,7 @@ class Service:
 
     def _tell(self, state: str, why: str) -> None:
         """Say it, if it is news."""
-        if (state, why) != (self.state.state, self.state.why):
+        if (state, why) != (self.state.state, self.state.why) and self._news.is_news(why):
             self.say(why)
         self._enter(state, why)
 

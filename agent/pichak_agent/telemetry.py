@@ -151,8 +151,11 @@ class Telemetry:
                 self.tick()
             # One odd answer of a machine must not end the sampling of it; it is told.
             except Exception as error:  # noqa: BLE001
-                self._note(f"a reading failed: {type(error).__name__}: {error}")
-                _LOG.exception("telemetry")
+                self._note(
+                    f"a reading of this machine failed and is left out: {type(error).__name__}: "
+                    f"{error}"
+                )
+                _LOG.debug("telemetry", exc_info=True)
             due = max(self._steady(), due + self.interval_seconds)
         self._give_up()
 
@@ -220,7 +223,11 @@ class Telemetry:
         try:
             taken = self._file_lock.try_acquire(f"pid {os.getpid()}")
         except OSError as error:
-            self._note(f"{self.folder} cannot be used: {error}")
+            self._note(
+                f"the readings of this machine cannot be kept in {self.folder} "
+                f"({error.strerror or error}), so none are taken: let this user write there, or "
+                "set PICHAK_HOME to another folder"
+            )
             return False
         if taken:
             self.interval_seconds = self._shortest
@@ -267,7 +274,11 @@ class Telemetry:
             part.write_text(text, encoding="utf-8")
             part.replace(self.state_file)
         except OSError as error:
-            self._note(f"{self.state_file} cannot be written: {error}")
+            self._note(
+                f"the readings of this machine cannot be written to {self.state_file} "
+                f"({error.strerror or error}), so no other process sees them until they can: free "
+                "some of that disk, or let this user write there"
+            )
 
     def _read_state(self) -> dict[str, Any]:
         empty: dict[str, Any] = {"schema": _SCHEMA, "at_unix": 0.0, "source": "nobody"}

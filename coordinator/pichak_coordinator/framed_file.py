@@ -36,6 +36,29 @@ def unfinished_path(path: Path) -> Path:
     return path.with_name(path.name + _UNFINISHED)
 
 
+def check_place(path: Path, *, replace: bool = False) -> None:
+    """`FramedFileError` where `FrameWriter` could not make this file, as far as that can be known
+    before anything is measured for it. It makes nothing."""
+    folder, beside = path.absolute().parent, unfinished_path(path)
+    if path.is_dir():
+        raise FramedFileError(f"{path} is a folder: name a file")
+    if not folder.is_dir():
+        why = "is no folder" if folder.exists() else "does not exist: make that folder first"
+        raise FramedFileError(f"{path} cannot be written: {folder} {why}")
+    if not replace:
+        if path.exists():
+            raise FramedFileError(f"{path} exists: name another file, or replace it by --force")
+        if beside.exists():
+            raise FramedFileError(
+                f"{beside} is being written, or was left by a probe that was killed: "
+                "`pichak import --partial` takes what is whole in it, --force discards it"
+            )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FramedFileError(
+            f"{path} cannot be written: this user may not write in {folder}; name another folder"
+        )
+
+
 class FrameWriter:
     """Writes ``PATH.part`` frame by frame, each on the disk when its call returns with `sync`; the
     file gets its name when it is whole. A kill at any moment leaves the whole file, or none, or
@@ -48,16 +71,7 @@ class FrameWriter:
         self._replace = replace
         self._beside = unfinished_path(path)
         self._count = 0
-        if path.is_dir():
-            raise FramedFileError(f"{path} is a folder: name a file")
-        if not replace:
-            if path.exists():
-                raise FramedFileError(f"{path} exists: name another file, or replace it by --force")
-            if self._beside.exists():
-                raise FramedFileError(
-                    f"{self._beside} is being written, or was left by a probe that was killed: "
-                    "`pichak import --partial` takes what is whole in it, --force discards it"
-                )
+        check_place(path, replace=replace)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
             if replace:

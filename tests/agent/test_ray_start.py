@@ -94,17 +94,55 @@ RAYLET_KILLED = (
             False,
             id="a busy machine",
         ),
-        pytest.param("", -9, "ended with -9", False, id="nothing said"),
-        pytest.param("one\nOSError: [Errno 28]\n", 1, "OSError: [Errno 28]", False, id="last line"),
+        pytest.param("", -9, "(`ray start` ended with -9): `pichak doctor`", False, id="nothing"),
+        pytest.param(
+            "one\nLookupError: two\n",
+            1,
+            "`pichak doctor` says what is missing (Ray's last words: LookupError: two)",
+            False,
+            id="what nobody knows",
+        ),
+        pytest.param(
+            'Traceback (most recent call last):\n  File "x.py", line 3, in get_memory\n'
+            "    return meminfo[b'MemTotal:']\nKeyError: b'MemTotal:'\n",
+            1,
+            "let this service read /proc/meminfo, which is masked or empty here (Ray's last words: "
+            "KeyError: b'MemTotal:')",
+            False,
+            id="a masked /proc/meminfo",
+        ),
+        pytest.param(
+            "[2026-11-30 14:42:25,900 W 32 32] gcs_client.cc:210: Failed to get cluster ID from "
+            "GCS: Unavailable: Received http2 header with status: 404\n"
+            "RuntimeError: Failed to connect to GCS.\n",
+            1,
+            "at 10.0.0.1:6379 is a web server and no Ray head: give --address the port",
+            False,
+            id="a web server",
+        ),
+        pytest.param(
+            "OSError: [Errno 28] No space left on device: '/tmp/x'\n",
+            1,
+            "a file system is full",
+            False,
+            id="a full disk",
+        ),
     ],
 )
 def test_why_a_cluster_did_not_take_it(
     output: str, code: int | None, says: str, settled: bool
 ) -> None:
     said = refusal(output, ADDRESS, code)
-    assert says in said.why
+    assert says in said.sentence
     assert said.settled is settled
-    assert "\n" not in said.why
+    assert "\n" not in said.sentence
+
+
+def test_a_join_that_was_given_up_says_how_long_it_was_waited_for() -> None:
+    said = refusal("INFO -- Local node IP: 10.0.0.9\n", ADDRESS, None, waited_seconds=180.0)
+    assert said.why.startswith("Ray did not join the cluster at 10.0.0.1:6379 within 180 s")
+    assert said.detail == "INFO -- Local node IP: 10.0.0.9"
+    assert not said.settled
 
 
 def test_a_file_with_a_wrong_token_is_named() -> None:

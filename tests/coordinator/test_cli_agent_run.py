@@ -33,8 +33,11 @@ def test_other_systems_are_told_the_variable_and_the_way_without_ray(
 @pytest.mark.parametrize(
     ("text", "words", "says"),
     [
-        (None, [], "No such file"),
-        ("host = ", [], "host.toml: "),
+        (None, [], "host.toml: it cannot be read (No such file"),
+        ("a folder", [], "host.toml: it cannot be read (Is a directory); name the TOML file"),
+        ("host = ", [], "host.toml: it is no TOML: "),
+        ('host = "a"\ngpu = 3', [], "host.toml: gpu: 3 is not one line of at most 100"),
+        ('host = "a"\n[metrics]\ndisk.read_mb_s = 3', [], "stands in quotes"),
         ('gpu = "x"', [], "host: a name is needed"),
         ('host = "a"', ["--metrics-port", "0"], "a simulated host has no readings"),
         ('host = "a"', ["--name", "-a"], "up to 63 letters"),
@@ -50,7 +53,9 @@ def test_a_simulated_host_that_is_none(
     tmp_path: Path, text: str | None, words: list[str], says: str
 ) -> None:
     file = tmp_path / "host.toml"
-    if text is not None:
+    if text == "a folder":
+        file.mkdir()
+    elif text is not None:
         file.write_text(text)
     done = call("--simulate", str(file), *words)
     assert done.exit_code == 2, done.output

@@ -105,8 +105,10 @@ def test_nothing_is_overwritten_unless_asked(tmp_path: Path) -> None:
         FrameWriter(tmp_path / "other.mpk")
     with pytest.raises(FramedFileError, match="folder"):
         FrameWriter(tmp_path)
-    with pytest.raises(FramedFileError, match="cannot be written"):
+    with pytest.raises(FramedFileError, match="such does not exist: make that folder first"):
         FrameWriter(tmp_path / "no" / "such" / "folder.mpk")
+    with pytest.raises(FramedFileError, match=r"other\.mpk\.part is no folder"):
+        FrameWriter(tmp_path / "other.mpk.part" / "r.mpk")
 
 
 def test_a_name_taken_meanwhile_is_not_overwritten(tmp_path: Path) -> None:

@@ -136,6 +136,24 @@ def test_a_host_without_a_gpu_and_two_hosts_are_not_one(host: SimulatedHost) -> 
         ({"gpus": 2}, "gpu and gpus"),
         ({"gpu": "H100", "gpus": -1}, "gpus"),
         ({"noise": "much"}, "noise"),
+        ({"host": 3}, "host: 3 is not one line of at most 100 characters in quotes"),
+        ({"host": "a\x1b[2J"}, "host: .* is not one line"),
+        ({"host": "a" * 101}, "host: .*… is not one line"),
+        ({"gpu": 3}, "gpu: 3 is not one line"),
+        ({"gpu": "H100", "gpus": 1.5}, "gpus: 1.5 is not a whole number"),
+        ({"gpu": "H100", "gpus": "2"}, "gpus: '2' is not a number within 0 to 1024"),
+        ({"seed": 0.5}, "seed: 0.5 is not a whole number"),
+        ({"seed": True}, "seed: True is not a number"),
+        ({"metrics": {"disk.read_mb_s": "3 GB/s"}}, r"a number, in MB/s\): '3 GB/s' is not"),
+        ({"metrics": {"disk.read_mb_s": True}}, r"in MB/s\): True is not"),
+        ({"metrics": {"disk.read_mb_s": -1}}, r"in MB/s\): -1 is not a number within 0"),
+        ({"metrics": {"disk.read_mb": 5}}, "is it .*disk.read_mb_s"),
+        ({"metrics": {"disk": {"read_mb_s": 5}}}, "no metric 'disk'; .* stands in quotes"),
+        ({"metrics": {"gpu.ecc_corrected": float("nan")}}, "nan is neither"),
+        ({"training": {"seq_len": 0.5}}, "training.seq_len: 0.5 is not a number within 1 to"),
+        ({"training": {"seq_len": 100.5}}, "training.seq_len: 100.5 is not a whole number"),
+        ({"training": {"scored_tokens_per_row": 2000}}, "2000 is more than the 1024 tokens"),
+        ({"training": [1]}, r"training: \[1\] is no table"),
         ({"metrics": {"gpu.speed": 5}}, "gpu.speed"),
         ({"metrics": {"disk.read_mb_s": []}}, "disk.read_mb_s"),
         ({"metrics": 5}, "metrics"),
@@ -159,6 +177,11 @@ def test_a_mistake_is_told(changes: dict[str, Any], said: str) -> None:
         ("starts = 2026-12-01T12:00:00Z", "one of them"),
         ("starts = 2026-12-01T12:00:00Z\nfactor = -1", "factor"),
         ('starts = "soon"\nfactor = 2', "starts"),
+        ('starts = "-5m"\nfactor = 2', "starts: '-5m' is no time: write 2026"),
+        ("starts = -5\nfactor = 2", "starts: -5 is no time"),
+        ("starts = 2026-12-01\nfactor = 2", "starts: .* is no time"),
+        ('starts = "+1m"\nunmeasured = [1]', "unmeasured is one of"),
+        ('starts = "+1m"\nfactor = 2\nwhen = 3', "no key 'when'; there are metric, starts"),
         ('starts = 2026-12-01T12:00:00Z\nunmeasured = "gone"', "no such device"),
     ],
 )
@@ -170,8 +193,17 @@ def test_a_mistake_in_a_fault_is_told_with_its_file(tmp_path: Path, fault: str, 
         SimulatedHost.load(path)
     assert str(path) in str(caught.value)
     path.write_text("host = ")
-    with pytest.raises(ValueError, match=r"h\.toml"):
+    with pytest.raises(ValueError, match=r"h\.toml: it is no TOML: Invalid value"):
         SimulatedHost.load(path)
+    path.write_bytes(b"host = '\xff'")
+    with pytest.raises(ValueError, match=r"h\.toml: it holds bytes that are no text"):
+        SimulatedHost.load(path)
+
+
+def test_a_text_has_no_factor() -> None:
+    fault = {"metric": "cpu.model", "starts": "+1m", "factor": 2}
+    with pytest.raises(ValueError, match="a text has no factor"):
+        SimulatedHost.from_dict({"host": "a", "metrics": {"cpu.model": "x"}, "fault": [fault]})
 
 
 def test_a_fault_may_start_some_time_after_its_host() -> None:

@@ -23,6 +23,7 @@ from pichak_coordinator.cli.common import (
     out,
     print_json,
 )
+from pichak_coordinator.cli.files import check_out, told_of_host
 from pichak_coordinator.cli.options import busy_options, workload_options
 from pichak_coordinator.cli.profile_request import profile_request
 from pichak_coordinator.cli.progress import Progress, ProgressLine
@@ -109,6 +110,7 @@ def probe(
     """
     if not _DEVICE.fullmatch(device):
         raise UserError(f"--device {device}: write auto, all, cpu or cuda:N")
+    check_out(file, force)
     where = (directory or Path.cwd()).absolute()
     host = None if simulate is None else _simulated(simulate)
     if host is not None and asked["data"] is None:
@@ -168,12 +170,8 @@ def _devices_among(there: Sequence[str], asked: str) -> list[str]:
 def _simulated(file: Path) -> SimulatedHost:
     from pichak_core.simulated_host import SimulatedHost
 
-    try:
+    with told_of_host(file):
         return SimulatedHost.load(file)
-    except OSError as error:
-        raise UserError(f"--simulate {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"--simulate {error}") from error
 
 
 def _measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import socket
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pichak_coordinator.cli.common import EXIT_DONE, EXIT_NOTHING, UserError, examples
+from pichak_coordinator.cli.files import told_of_host
+from pichak_coordinator.text import printable
 
 if TYPE_CHECKING:
     from pichak_agent.service import RayStart, Service
@@ -117,6 +120,7 @@ def run(
         if metrics_port is not None:
             raise UserError("--metrics-port: a simulated host has no readings; leave it out")
         service = _simulated(how, simulate)
+    _tell_warnings()
     try:
         service.run()
     except ServiceTakenError as error:
@@ -133,19 +137,27 @@ def run(
 
 
 def _say(text: str) -> None:
-    click.echo(f"pichak: {text}", err=True)
+    click.echo(f"pichak: {printable(text)}", err=True)
+
+
+class _Sentences(logging.Handler):
+    """What the agent's parts warn of, as everything else is said here."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(record.getMessage())
+
+
+def _tell_warnings() -> None:
+    logger = logging.getLogger("pichak_agent")
+    logger.handlers, logger.propagate = [_Sentences(logging.WARNING)], False
 
 
 def _simulated(how: RayStart, file: Path) -> Service:
     """The service of a host that does not exist; several of them run on one machine."""
     from pichak_agent.service import simulated_service
 
-    try:
+    with told_of_host(file):
         return simulated_service(how, file, _say)
-    except OSError as error:
-        raise UserError(f"--simulate {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"--simulate {error}") from error
 
 
 def _check_name(name: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from pichak_coordinator.cli.common import EXIT_DONE, UserError, examples, json_option, print_json
+from pichak_coordinator.cli.files import check_out
 from pichak_coordinator.cli.options import open_store, store_option
 
 
@@ -50,6 +51,7 @@ def export(
 
     if bool(runs) == everything:
         raise UserError("name the RUNs (`pichak fleet history` lists them), or say --all")
+    check_out(file, force)
     with open_store(store_path, read_only=True) as store:
         if file.exists() and file.samefile(store.path):
             raise UserError(f"{file} is the history itself; name another file")

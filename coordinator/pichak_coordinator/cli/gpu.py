@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 @click.option(
     "--record",
     "record_to",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     default=None,
     metavar="FILE",
     help="Write every raw answer of NVML to FILE, to attach to a report; measures nothing.",

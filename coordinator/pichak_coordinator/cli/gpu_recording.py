@@ -24,8 +24,12 @@ def record(path: Path, as_json: bool) -> int:
     """Record this machine into `path`, also where there is no NVML: then the file says so."""
     from pichak_core.devices.nvml_recording import take_recording
 
+    if path.is_dir():
+        raise UserError(f"--record {path}: a folder; name a file")
     if not path.parent.is_dir():
         raise UserError(f"--record {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"--record {path}: this user may not write in {path.parent}")
     click.echo("reading NVML twice; nothing is measured", err=True)
     made = take_recording()
     part = path.with_name(f"{path.name}.part")
