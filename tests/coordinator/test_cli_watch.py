@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pichak_coordinator.cli import app
-from pichak_coordinator.cli.fleet_watch import seconds_of
+from pichak_coordinator.cli.schedule_options import seconds_of
 from pichak_coordinator.database import StoreError
 from pichak_coordinator.watch_store import WatchStore
 

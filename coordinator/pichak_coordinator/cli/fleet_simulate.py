@@ -20,8 +20,8 @@ from pichak_coordinator.cli.common import (
     json_option,
     print_json,
 )
-from pichak_coordinator.cli.fleet_watch import budget_of, intervals_of
 from pichak_coordinator.cli.options import MOST_SEED, FiniteRange
+from pichak_coordinator.cli.schedule_options import budget_of, intervals_of
 from pichak_coordinator.cli.tables import chosen_format, format_option
 
 if TYPE_CHECKING:
