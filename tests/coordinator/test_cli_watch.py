@@ -45,6 +45,7 @@ def call(tmp_path: Path, *arguments: Any) -> Result:
         (["--budget", "80s/h"], ["full probe may take 95 s", "--every full=never"]),
         (["--deadline", "disk=9s"], ["disk=9s", "ramp="]),
         (["--for", "soon"], ["soon", "90s"]),
+        (["--strict", "--for", "60s"], ["--strict", "give --once too"]),
         (["--webhook-secret-file", "key"], ["without --webhook"]),
         (["--webhook", "example.com"], ["https://"]),
         (["--webhook", "http://x", "--webhook-secret-file", "/none"], ["/none", "No such file"]),
