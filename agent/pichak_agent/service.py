@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Protocol
 
 from pichak_agent.home import default_root, tidy
+from pichak_agent.machine_claim import MachineClaim, holder
 from pichak_agent.ray_start import OBJECT_STORE_BYTES, RayStart, joined, refusal, refused_token
 from pichak_agent.ray_start import OURS as RAY_OPTIONS_OF_OURS
 from pichak_agent.ray_supervisor import RayNode, end_leftovers
@@ -50,6 +51,7 @@ __all__ = [
     "ServiceTakenError",
     "age",
     "found_on_node",
+    "holder",
     "running_services",
     "simulated_service",
     "spooled",
@@ -86,7 +88,7 @@ class Service:
     """One node's service. `say` gets each sentence once. `name` is what the node is called; a
     machine has one real service, whatever its name, and as many simulated ones as names. `home` is
     where its agent keeps things; `variables` go to everything that Ray starts here; `simulated` is
-    the file of a simulated host."""
+    the file of a simulated host. `even_if_another` runs beside a service of another home."""
 
     how: RayStart
     name: str
@@ -94,6 +96,7 @@ class Service:
     beside: Companion | None = None
     simulated: str = ""
     home: Path = field(default_factory=default_root)
+    even_if_another: bool = False
     variables: dict[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     backoff: Backoff = field(default_factory=Backoff)
@@ -120,6 +123,7 @@ class Service:
         self._misses = 0
         self._knock: Knock | None = None
         self._news = News(self.clock)
+        self._machine = MachineClaim(self.home.absolute())
 
     def run(self) -> None:
         """Until SIGTERM, SIGINT or `stop`; nothing that it started is left then.
@@ -127,7 +131,7 @@ class Service:
         `ServiceTakenError` when another service has this node; `ServiceError` when the cluster
         refuses this node before it was ever in it.
         """
-        self.files.claim(f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._claim()
         try:
             self._clear_up()
             _set_on_signals(self._stop)
@@ -143,10 +147,29 @@ class Service:
         """End `run` soon; from any thread."""
         self._stop.set()
 
+    def _claim(self) -> None:
+        if not self.simulated and not self._machine.take():
+            other = holder()
+            if other is not None and other.home != str(self.home.absolute()):
+                if not self.even_if_another:
+                    raise ServiceTakenError(
+                        f"an agent service runs on this machine already ({other.sentence}): end "
+                        "it, or run this one beside it with --even-if-another"
+                    )
+                self.say(
+                    f"another agent service runs on this machine ({other.sentence}): what both "
+                    "measure at the same time is wrong for both"
+                )
+        try:
+            self.files.claim(f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        except BaseException:
+            self._machine.release()
+            raise
+
     def _look_until_stopped(self) -> None:
         self._tell("starting", f"joining the cluster at {self.how.address}")
         while not self._stop.is_set():
-            self._pat_watchdog()
+            self._attend()
             if self._node is not None:
                 self._look_at_node(self._node)
             elif self.clock() >= self._next_try:
@@ -243,7 +266,7 @@ class Service:
             token_file=self.how.token_file,
             waited_seconds=waited_seconds,
         )
-        node.stop(STOP_SECONDS, self._pat_watchdog)
+        node.stop(STOP_SECONDS, self._attend)
         self.state.node_id, self.state.raylet_pid = "", 0
         self.state.mark = self.state.folder = ""
         if said.settled and not self.state.joins:
@@ -276,7 +299,9 @@ class Service:
         self.files.write(self.state)
         notify(f"STATUS={why}")
 
-    def _pat_watchdog(self) -> None:
+    def _attend(self) -> None:
+        """What must not wait while something takes long."""
+        self._machine.answer()
         if self._watchdog is not None and self.clock() >= self._next_watchdog:
             self._next_watchdog = self.clock() + self._watchdog
             notify("WATCHDOG=1")
@@ -305,6 +330,7 @@ class Service:
             with contextlib.suppress(OSError):
                 self.home.parent.rmdir()
         self.files.release()
+        self._machine.release()
         self.say(f"stopped after {age(self.state.started_unix)}")
 
 

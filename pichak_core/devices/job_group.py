@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pichak_core.devices.cgroups import group_chains
 
-if os.name == "posix":
+with contextlib.suppress(ImportError):  # where there is none, there are no groups either
     import fcntl
 
 PREFIX = "pichak-"

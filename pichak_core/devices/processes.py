@@ -144,13 +144,19 @@ def name_and_owner(pid: int) -> tuple[str, str]:
     name = owner = ""
     with contextlib.suppress(OSError):
         name = (PROC / str(pid) / "comm").read_text(errors="replace").strip()
-    with contextlib.suppress(OSError, ImportError, KeyError):
+    with contextlib.suppress(OSError):
+        owner = user_name((PROC / str(pid)).stat().st_uid)
+    return name, owner
+
+
+def user_name(uid: int) -> str:
+    """What the user of a number is called; the number where nobody knows."""
+    try:
         import pwd
 
-        uid = (PROC / str(pid)).stat().st_uid
-        owner = str(uid)
-        owner = pwd.getpwuid(uid).pw_name
-    return name, owner
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError, OverflowError):
+        return str(uid)
 
 
 def marked(name: str, value: str) -> list[int]:

@@ -47,7 +47,7 @@ def test_a_head_that_is_away_is_a_state_and_said_once(place: Place) -> None:
     status = Path(f"/proc/{service.pid}/status").read_text()
     resident = int(status.split("VmRSS:")[1].split()[0])
     assert resident < 150 * 1024
-    second = place.pichak("agent", "run", "--address", place.address)
+    second = place.pichak("agent", "run", "--even-if-another", "--address", place.address)
     assert second.returncode == 1
     assert f"runs on this node already (pid {service.pid}" in second.stderr
     service.send_signal(signal.SIGTERM)
@@ -121,7 +121,8 @@ def test_knocking() -> None:
 def test_a_port_that_is_taken_is_told(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = str(door.getsockname()[1])
-        done = place.pichak("agent", "run", "--address", "h:1", "--metrics-port", port)
+        words = ["--even-if-another", "--address", "h:1", "--metrics-port", port]
+        done = place.pichak("agent", "run", *words)
     assert done.returncode == 2
     assert f"--metrics-port {port}: Address already in use" in done.stderr
     assert not (place.folder / "home").exists()
@@ -151,7 +152,9 @@ def test_a_cluster_without_authentication_is_refused_off_loopback(place: Place) 
     assert done.returncode == 2
     assert "without authentication" in done.stderr
     service = place.start(
-        [*PICHAK, "agent", "run", "--address", "192.0.2.1:6379", "--insecure"], "i.log", open_to_all
+        [*PICHAK, "agent", "run", "--even-if-another", "--address", "192.0.2.1:6379", "--insecure"],
+        "i.log",
+        open_to_all,
     )
     place.wait_for("head at 192.0.2.1", "i.log")
     service.send_signal(signal.SIGTERM)

@@ -131,7 +131,8 @@ def test_a_refusal_is_one_sentence_and_the_end(place: Place) -> None:
     other.write_text("import ray\nray.__version__ = '2.59.1'\n")
     plain = place.environment()
     without = {k: v for k, v in plain.items() if not k.startswith("RAY_")}
-    service = [*PICHAK, "agent", "run", "--address", place.address, "--num-cpus", "1"]
+    service = [*PICHAK, "agent", "run", "--even-if-another", "--address", place.address]
+    service += ["--num-cpus", "1"]
     refused = {
         f"refuses the token in {wrong}: put": ([*service, "--token-file", str(wrong)], plain),
         "wants its token, and where Ray looks here there is none": (service, without),

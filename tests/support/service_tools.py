@@ -116,7 +116,9 @@ class Place:
     def service(
         self, *more: str, log: str = "service.log", home: str = "home"
     ) -> subprocess.Popen[bytes]:
-        argv = [*PICHAK, "agent", "run", "--address", self.address, "--num-cpus", "1"]
+        # This machine may have an agent of its own, and other tests run theirs.
+        argv = [*PICHAK, "agent", "run", "--even-if-another", "--address", self.address]
+        argv += ["--num-cpus", "1"]
         argv += ["--token-file", str(self.token_file), *more]
         return self.start(argv, log, self.environment(home))
 

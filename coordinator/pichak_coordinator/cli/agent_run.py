@@ -67,6 +67,11 @@ _OTHER_SYSTEMS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     metavar="HOST.toml",
     help="Be the host of this file, which does not exist; all that it answers says so.",
 )
+@click.option(
+    "--even-if-another",
+    is_flag=True,
+    help="Run although an agent of another home runs on this machine.",
+)
 @click.argument("ray_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- RAY_OPTION…]")
 def run(
     address: str,
@@ -80,11 +85,12 @@ def run(
     object_store_memory: int | None,
     metrics_port: int | None,
     simulate: Path | None,
+    even_if_another: bool,
     ray_options: Sequence[str],
 ) -> int:
     """Join the cluster at HOST:PORT and stay in it; SIGTERM or Ctrl-C ends it without trace.
 
-    One service on a node. It starts Ray here, watches it, and joins again after the head was
+    One service on a machine. It starts Ray here, watches it, and joins again after the head was
     restarted or Ray died here; while the head is away it waits, and what this node has measured
     stays in its spool until a coordinator has it. What follows -- goes to `ray start` as it is.
     """
@@ -120,6 +126,7 @@ def run(
         if metrics_port is not None:
             raise UserError("--metrics-port: a simulated host has no readings; leave it out")
         service = _simulated(how, simulate)
+    service.even_if_another = even_if_another
     _tell_warnings()
     try:
         service.run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,9 @@ def status(as_json: bool) -> int:
     """Say what `pichak agent run` does on this machine. Exits with 1 where it does not run.
 
     State and spool are read from the folder that PICHAK_HOME names (~/.local/state/pichak without
-    it), where the service keeps them.
+    it), where the service keeps them. A service of another home is told of on stderr.
     """
-    from pichak_agent.service import found_on_node, running_services, spooled
+    from pichak_agent.service import found_on_node, holder, running_services, spooled
 
     services = []
     for state, alive in running_services():
@@ -47,14 +49,24 @@ def status(as_json: bool) -> int:
                 "findings": [] if state.simulated else found_on_node(home),
             }
         )
+    other = holder()
+    if other is not None and other.pid in {each["pid"] for each in services if each["running"]}:
+        other = None
     if as_json:
-        print_json({"schema": 1, "services": services})
+        print_json({"schema": 1, "services": services, "other": other and asdict(other)})
     elif services:
         for each in services:
             _print(each)
     else:
         click.echo("pichak: no agent service runs here; `pichak agent run` starts one", err=True)
         _say_spooled()
+    if other is not None and not as_json:
+        click.echo(
+            f"pichak: another agent service runs on this machine ({printable(other.sentence)})"
+            + (f"; PICHAK_HOME={shlex.quote(printable(other.home))} pichak agent status shows it")
+            * bool(other.home),
+            err=True,
+        )
     return EXIT_DONE if any(each["running"] for each in services) else EXIT_NOTHING
 
 
