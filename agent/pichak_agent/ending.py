@@ -60,7 +60,8 @@ def conclude(job: Job, seen: Seen, *, node: str, versions: Mapping[str, str]) ->
     if seen.left_running:
         log += f"\n[{seen.left_running} of its processes could not be killed and may still run]"
     if seen.group_oom_kills:
-        log += f"\n[the kernel killed {seen.group_oom_kills} of its processes at its memory cap]"
+        # How many is not said: version 2 counts the first of a group twice.
+        log += "\n[the kernel killed processes of it at its memory cap]"
     if seen.unseen:
         log += f"\n[its processes could not be watched: {seen.unseen}; one may be left]"
     if seen.no_group:

@@ -40,6 +40,7 @@ from pichak_agent.service_news import News
 from pichak_agent.service_notify import notify, watchdog_seconds
 from pichak_agent.service_telemetry import Beside, found_on_node
 from pichak_agent.versions import own_versions
+from pichak_core.devices.own_group import settle, unsettle
 
 __all__ = [
     "OBJECT_STORE_BYTES",
@@ -123,6 +124,7 @@ class Service:
         self._misses = 0
         self._knock: Knock | None = None
         self._news = News(self.clock)
+        self._leaf: Path | None = None
         self._machine = MachineClaim(self.home.absolute())
 
     def run(self) -> None:
@@ -135,6 +137,8 @@ class Service:
         try:
             self._clear_up()
             _set_on_signals(self._stop)
+            if not self.simulated:
+                self._leaf = settle()
             if self.beside is not None:
                 self.state.metrics = self.beside.start()
             notify("READY=1")
@@ -329,6 +333,8 @@ class Service:
         if self.simulated:
             with contextlib.suppress(OSError):
                 self.home.parent.rmdir()
+        if self._leaf is not None:
+            unsettle(self._leaf)
         self.files.release()
         self._machine.release()
         self.say(f"stopped after {age(self.state.started_unix)}")

@@ -22,7 +22,9 @@ from pichak_core.devices.cgroups import group_chains
 with contextlib.suppress(ImportError):  # where there is none, there are no groups either
     import fcntl
 
-PREFIX = "pichak-"
+#: Of a group's name. Of the units beside it in ``pichak.slice`` none begins so; nothing else may be
+#: taken for a group that was left behind, which ends whoever is in it.
+PREFIX = "pichak-job-"
 _REMOVE_SECONDS = 1.0
 #: A group may be taken for a dead agent's in the moment between its making and its holding.
 _MAKE_TRIES = 3
@@ -104,7 +106,7 @@ def make_group(
 ) -> JobGroup | str:
     """An empty group for a job, with a hard limit where `memory_cap_bytes` is not 0; or the
     sentence why there is none. Groups that dead agents left empty beside it are removed."""
-    why = "no memory control group is mounted here"
+    why = _why_nowhere(proc, sys)
     for parent in _parents(proc, sys):
         if not os.access(parent, os.W_OK):
             why = f"{parent} cannot be written by this user"
@@ -162,13 +164,23 @@ def _parents(proc: Path, sys: Path) -> Iterator[Path]:
         if (own / "memory.limit_in_bytes").exists():
             yield own
         elif (own / "cgroup.subtree_control").exists():
-            if _hands_on_memory(own):
+            if hands_on_memory(own):
                 yield own
-            if len(chain) > 1 and not _is_limited(own) and _hands_on_memory(chain[1]):
+            if len(chain) > 1 and not _is_limited(own) and hands_on_memory(chain[1]):
                 yield chain[1]
 
 
-def _hands_on_memory(folder: Path) -> bool:
+def _why_nowhere(proc: Path, sys: Path) -> str:
+    for chain in group_chains("memory", proc, sys):
+        if "memory" in _read(chain[0] / "cgroup.controllers").split():
+            return (
+                f"{chain[0]} hands the memory controller to no group below it, because it has "
+                "processes itself or is not this user's"
+            )
+    return "no memory control group is mounted here"
+
+
+def hands_on_memory(folder: Path) -> bool:
     """Whether groups below `folder` (version 2) have the memory controller, switched on if that
     is allowed: not where the folder itself has processes."""
     control = folder / "cgroup.subtree_control"
@@ -207,6 +219,8 @@ def _limit(folder: Path, cap: int) -> bool:
 
 def _remove_stale(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
+        if folder.suffix:  # a unit of systemd's
+            continue
         # One that an agent or a warden holds stays.
         with contextlib.suppress(OSError):
             JobGroup(folder, held=_lock(folder, fcntl.LOCK_EX)).remove()

@@ -51,7 +51,7 @@ def test_below_the_own_group_where_it_hands_memory_on(tree: Tree) -> None:
     tree.hands_on(tree.own)
     group = tree.make()
     assert isinstance(group, JobGroup)
-    assert (group.folder, group.capped) == (tree.own / "pichak-job", True)
+    assert (group.folder, group.capped) == (tree.own / "pichak-job-job", True)
     assert (group.folder / "memory.max").read_text() == str(64 * MIB)
     # What the kernel does not offer (no swap) is not made.
     assert [path.name for path in group.folder.iterdir()] == ["memory.max"]
@@ -72,7 +72,7 @@ def test_beside_the_own_group_where_that_escapes_no_limit(tree: Tree) -> None:
     (tree.own / "cpu.max").write_text("max 100000\n")
     group = tree.make()
     assert isinstance(group, JobGroup)
-    assert group.folder == tree.service / "pichak-job"
+    assert group.folder == tree.service / "pichak-job-job"
 
 
 @pytest.mark.parametrize(
@@ -83,24 +83,26 @@ def test_a_job_never_leaves_the_limits_of_its_agent(tree: Tree, name: str, limit
     tree.hands_on(tree.service)
     (tree.own / name).write_text(limit + "\n")
     assert isinstance(tree.make(), str)
-    assert not (tree.service / "pichak-job").exists()
+    assert not (tree.service / "pichak-job-job").exists()
 
 
 def test_why_there_is_none(tree: Tree) -> None:
     assert tree.make() == "no memory control group is mounted here"
     tree.hands_on(tree.own)
-    (tree.own / "pichak-job").mkdir()
-    holder = JobGroup(tree.own / "pichak-job").hold()
+    (tree.own / "pichak-job-job").mkdir()
+    holder = JobGroup(tree.own / "pichak-job-job").hold()
     said = tree.make()
     os.close(holder.held)
     assert isinstance(said, str)
-    assert said.endswith("pichak-job cannot be made: File exists")
+    assert said.endswith("pichak-job-job cannot be made: File exists")
 
 
 def test_what_dead_agents_left_is_removed(tree: Tree) -> None:
     """One that a living agent or warden looks after stays, however old and empty it is."""
     tree.hands_on(tree.own)
-    left, held, others = (tree.own / name for name in ("pichak-left", "pichak-held", "others"))
+    left, held, others = (
+        tree.own / name for name in ("pichak-job-left", "pichak-job-held", "others")
+    )
     for folder in (left, held, others):
         folder.mkdir()
         os.utime(folder, (time.time() - 3600,) * 2)
@@ -116,12 +118,25 @@ def test_what_dead_agents_left_is_removed(tree: Tree) -> None:
     os.close(warden.held)
     remove_stale_groups(proc=tree.proc, sys=tree.sys)
     assert not held.exists()
-    assert (tree.own / "pichak-job").exists()
+    assert (tree.own / "pichak-job-job").exists()
+
+
+def test_what_is_no_jobs_is_never_taken_for_one_that_was_left(tree: Tree) -> None:
+    """Beside the agent's own group in its slice lies another service, with processes in it."""
+    tree.hands_on(tree.service)
+    units = [
+        tree.service / f"pichak-{name}" for name in ("coordinator.service", "job-x.scope", "y")
+    ]
+    for unit in units:
+        unit.mkdir()
+    assert isinstance(tree.make(), JobGroup)
+    remove_stale_groups(proc=tree.proc, sys=tree.sys)
+    assert [unit for unit in units if not unit.exists()] == []
 
 
 def test_one_that_was_removed_cannot_be_held(tree: Tree) -> None:
     with pytest.raises(FileNotFoundError):
-        JobGroup(tree.own / "pichak-gone").hold()
+        JobGroup(tree.own / "pichak-job-gone").hold()
 
 
 def test_a_number_of_another_namespace_is_nobody(tree: Tree) -> None:

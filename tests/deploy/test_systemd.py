@@ -18,7 +18,7 @@ UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 NAMES = ["pichak-agent.service", "pichak-coordinator.service", "pichak.slice"]
 SERVICES = NAMES[:2]
 #: Of `systemd-analyze security`: what the README tells, and no worse.
-EXPOSURE = {"pichak-agent.service": 2.1, "pichak-coordinator.service": 2.0}
+EXPOSURE = {"pichak-agent.service": 2.3, "pichak-coordinator.service": 2.0}
 
 
 @pytest.fixture
@@ -77,6 +77,13 @@ def test_what_is_started_exists(name: str) -> None:
         assert found is not None
         command = found
     command.make_context("x", words)
+
+
+def test_the_agent_may_divide_its_own_group() -> None:
+    """Without both lines no job has a limit of the kernel's own."""
+    agent = SERVICES[0]
+    assert values(agent, "Delegate") == ["memory"]
+    assert values(agent, "ProtectControlGroups") == ["no"]
 
 
 def test_the_agent_is_told_ready_watched_and_given_time_to_end() -> None:
