@@ -152,8 +152,7 @@ def _of_readings(node: NodeRecord, metric: str, then: Reading, now: Reading) -> 
         if then.spread is not None and now.spread is not None:
             spread = math.hypot(then.spread, now.spread)
         when = _when_disturbed(then.conditions, now.conditions)
-        for change in _of_values(node, metric, then.value, now.value, unit, spread):
-            yield replace(change, disturbed=when)
+        yield from _of_values(node, metric, then.value, now.value, unit, spread, when)
 
 
 def _of_plans(old: Row, new: Row) -> Iterator[Change]:
@@ -171,8 +170,9 @@ def _of_plans(old: Row, new: Row) -> Iterator[Change]:
         if name in _TIMED:
             spread = _timed_spread((old, then), (new, now))
             when = _when_disturbed(_ramp_conditions(old), _ramp_conditions(new))
-            for change in _of_values(new.node, metric, then.value, now.value, now.unit, spread):
-                yield replace(change, disturbed=when)
+            yield from _of_values(
+                *(new.node, metric, then.value, now.value, now.unit, spread, when)
+            )
         else:
             apart = _apart(then, now)
             for change in _of_values(new.node, metric, then.value, now.value, now.unit, None):
@@ -223,16 +223,20 @@ def _of_values(
     now: Scalar,
     unit: str,
     spread: float | None,
+    disturbed: str = "",
 ) -> Iterator[Change]:
     if then == now:
         return
     before, after = _number(then), _number(now)
     if before is None or after is None:
-        yield Change(node, metric, then, now, unit)
+        yield Change(node, metric, then, now, unit, disturbed=disturbed)
         return
     share = (after - before) / abs(before) if before else None
     exceeds = None if spread is None else abs(after - before) > SIGMAS * spread
-    yield Change(node, metric, then, now, unit, share, spread, exceeds)
+    yield Change(
+        *(node, metric, then, now, unit, share, spread, exceeds),
+        disturbed=disturbed,
+    )
 
 
 def _number(value: Scalar | None) -> float | None:

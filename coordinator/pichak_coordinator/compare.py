@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pichak_coordinator.economics import Economics, economics, number
+from pichak_coordinator.judged import unjudged
 from pichak_coordinator.pick import By, Pick, pick
 from pichak_coordinator.prices import (
     NO_PRICES,
@@ -78,12 +79,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table, its visible columns, and which line it would pick."""
+    """The table, its visible columns, and which line it would pick. `notes` say what a person
+    should know of it: of which models there are too few to judge one by the others."""
 
     lines: tuple[Line, ...]
     columns: tuple[Column, ...]
     pick: Pick
     prices: PriceBook = NO_PRICES
+    notes: tuple[str, ...] = ()
 
     def sorted_by(self, key: str, *, descending: bool | None = None) -> Comparison:
         """The same table in another order; lines without a value stay last, equal ones in place.
@@ -98,10 +101,11 @@ class Comparison:
         absent = [line for line in self.lines if line.cells[key] is None]
         # Python's sort keeps equal items in place, also when reversed.
         present.sort(key=lambda line: _order(line.cells[key]), reverse=falling)
-        return Comparison((*present, *absent), self.columns, self.pick, self.prices)
+        return replace(self, lines=(*present, *absent))
 
     def as_dict(self) -> dict[str, Any]:
-        """``{"rows": [...], "pick": {...}}`` (SPEC 8): every column, also those without a value."""
+        """``{"rows": [...], "pick": {...}, "notes": [...]}``: every column, also those without a
+        value."""
         rows = [
             {
                 "node": line.row.node.node,
@@ -113,11 +117,12 @@ class Comparison:
             }
             for line in self.lines
         ]
-        record: dict[str, Any] = json_safe({"rows": rows, "pick": self.pick.as_dict()})
+        made = {"rows": rows, "pick": self.pick.as_dict(), "notes": list(self.notes)}
+        record: dict[str, Any] = json_safe(made)
         return record
 
     def to_markdown(self) -> str:
-        """A Markdown table and the pick's sentence under it."""
+        """A Markdown table, and under it the pick's sentence and the notes."""
         head = [markdown_cell(column.heading) for column in self.columns]
         ruler = ["---" if column.better == "text" else "---:" for column in self.columns]
         body = [
@@ -125,7 +130,8 @@ class Comparison:
             for line in self.lines
         ]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ruler, *body])
-        return f"{table}\n\n{markdown_cell(self.pick.sentence)}\n"
+        under = [markdown_cell(text) for text in (self.pick.sentence, *self.notes)]
+        return "\n\n".join([table, *under]) + "\n"
 
     def to_csv(self) -> str:
         """Comma-separated values (RFC 4180): raw numbers, an empty cell for what is absent."""
@@ -167,7 +173,8 @@ def compare(
         for c in COLUMNS
         if any(line.cells[c.key] is not None for line in lines)
     )
-    made = Comparison(lines, visible, pick(rows, prices=known, by=by), known)
+    picked = pick(rows, prices=known, by=by)
+    made = Comparison(lines, visible, picked, known, tuple(unjudged(rows)))
     if sort is not None:
         return made.sorted_by(sort, descending=descending)
     # Sorts are stable: the last one decides, the earlier ones break its ties.

@@ -20,6 +20,7 @@ does not fit yet makes those behind it wait: a full probe cannot be starved by l
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -208,17 +209,17 @@ def decide(
     time, since measurements on one machine disturb each other."""
     busy = set(running)
     look_again = freed = math.inf
-    wanted: list[tuple[bool, float, str, Depth, Entry]] = []
-    for entry in entries:
+    wanted: list[tuple[bool, float, str, int]] = []
+    for number, entry in enumerate(entries):
         due = entry.waits_until
         if entry.node in busy:
             continue
         if due > now:
             look_again = min(look_again, due)
         else:
-            depth = _wanted_depth(policy, entry, now)
-            wanted.append((entry.again is None, due, entry.node, depth, entry))
-    wanted.sort(key=lambda w: w[:3])
+            wanted.append((entry.again is None, due, entry.node, number))
+    # Of hundreds that wait a few begin: they are taken off a heap, the others left in it.
+    heapq.heapify(wanted)
     left = share = math.inf
     if policy.budget_seconds is not None:
         left = policy.budget_seconds - charged(charges, now)
@@ -227,9 +228,12 @@ def decide(
             share -= charged(charges, now, SHARE_SECONDS)
     probes: list[Probe] = []
     blocked = 0
-    for regular, _, node, depth, entry in wanted:
+    while wanted:
+        regular, _, node, number = heapq.heappop(wanted)
+        entry = entries[number]
         if len(busy) + len(probes) >= policy.most_at_once:
             break  # the end of one of them makes room, and a look
+        depth = _wanted_depth(policy, entry, now)
         cost = policy.longest_seconds[depth] * entry.devices
         quiet = policy.quiet.ends_after(now, cost) if policy.quiet else None
         if quiet is not None:
@@ -239,6 +243,9 @@ def decide(
             if not blocked:
                 freed = _freed(charges, now, HOUR if cost > left else SHARE_SECONDS)
             blocked += 1
+            if policy.quiet is None:  # all behind it wait for the same
+                blocked += len(wanted)
+                break
             continue
         left -= cost
         share -= cost

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pichak_coordinator import schedule
 from pichak_coordinator.records import NodeRecord, Row
 from pichak_coordinator.schedule import HOUR, Charge, Depth, Entry, Policy
-from pichak_coordinator.watch_events import Event, Ident, event, ident, judge_probe
+from pichak_coordinator.watch_events import Event, event, judge_probe
 from pichak_coordinator.watch_memory import Memory
+from pichak_coordinator.watch_peers import Ident, Peers, ident
 from pichak_core.measurement import Fingerprint
 
 DAY = 24 * HOUR
@@ -33,6 +34,10 @@ Tell = Callable[[float, Event], None]
 
 def _nobody(*_: object) -> None:
     pass
+
+
+def _waits_until(entry: Entry) -> float:
+    return entry.waits_until
 
 
 @dataclass
@@ -57,6 +62,7 @@ class SimulatedWatch:
     latest: dict[Ident, Row] = field(default_factory=dict)
     starts: list[tuple[float, str, Depth]] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)
+    _peers: Peers = field(default_factory=Peers)
 
     def run(self, begin: float, end: float) -> None:
         """From `begin` to `end`, in the clock's seconds."""
@@ -80,14 +86,16 @@ class SimulatedWatch:
     def _round(self, now: float) -> bool:
         """Begin and end what is due; whether second looks are due now."""
         probed: dict[str, tuple[Depth, float]] = {}
+        later = sorted(self.entries.values(), key=_waits_until, reverse=True)
+        due: dict[str, Entry] = {}
         while True:
             self.charges = [c for c in self.charges if c.started > now - HOUR]
+            while later and later[-1].waits_until <= now:
+                entry = later.pop()
+                due[entry.node] = entry
             # Those of this round that wait to be judged take nobody's place.
             room = replace(self.policy, most_at_once=self.policy.most_at_once + len(probed))
-            due = [
-                e for e in self.entries.values() if e.waits_until <= now and e.node not in probed
-            ]
-            made = schedule.decide(room, due, self.charges, probed, now)
+            made = schedule.decide(room, list(due.values()), self.charges, probed, now)
             if not made.probes:
                 break
             for probe in made.probes:
@@ -97,9 +105,10 @@ class SimulatedWatch:
                 self.charges.append(Charge(now, self.seconds(probe.node, probe.depth)))
                 self.starts.append((now, probe.node, probe.depth))
                 probed[probe.node] = (probe.depth, now)
+                del due[probe.node]
             now += max(self.seconds(probe.node, probe.depth) for probe in made.probes)
         self._judge(probed, now)
-        return any(e.again for e in self.entries.values()) and bool(probed)
+        return bool(probed) and any(e.again for e in self.entries.values())
 
     def _judge(self, probed: Mapping[str, tuple[Depth, float]], now: float) -> None:
         read: dict[str, Sequence[Row]] = {}
@@ -108,7 +117,7 @@ class SimulatedWatch:
             if not read[node]:
                 self._failed(node, depth, now)
         rows = [row for some in read.values() for row in some]
-        judged = judge_probe(rows, list(self.latest.values()), self.memories, {})
+        judged = judge_probe(rows, self._peers, self.memories, {})
         number = 0
         for node, some in read.items():
             mine = judged[number : number + len(some)]
@@ -146,3 +155,4 @@ class SimulatedWatch:
         old = self.latest.pop(key, None)
         found = Fingerprint({**old.fingerprint, **row.fingerprint}) if old else row.fingerprint
         self.latest[key] = replace(row, fingerprint=found)
+        self._peers.put(self.latest[key])

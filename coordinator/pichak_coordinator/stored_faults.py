@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from pichak_coordinator.records import Finding, Row
 from pichak_coordinator.store_read import Reader
-from pichak_coordinator.watch_events import ident
 from pichak_coordinator.watch_memory import Memory
+from pichak_coordinator.watch_peers import ident
 
 
 def with_network_findings(store: Reader, run: str, rows: Sequence[Row]) -> list[Row]:

@@ -91,24 +91,43 @@ class Group:
     """Values that should be alike; built once, it judges each of them against the others."""
 
     def __init__(self, samples: Collection[Reading], *, higher_is_better: bool) -> None:
+        values, noises = [s.value for s in samples], [s.noise for s in samples]
+        self._build(values, noises, higher_is_better)
+
+    @classmethod
+    def of(
+        cls, values: Sequence[float], noises: Sequence[float | None], *, higher_is_better: bool
+    ) -> Group:
+        """The same from the samples' parts."""
+        made = cls.__new__(cls)
+        made._build(values, noises, higher_is_better)
+        return made
+
+    def _build(
+        self, values: Sequence[float], noises: Sequence[float | None], higher_is_better: bool
+    ) -> None:
         self._better_high = higher_is_better
-        self._sorted = sorted([sample.value for sample in samples])
-        noises = [sample.noise for sample in samples if sample.noise is not None]
-        self._expected = math.hypot(statistics.median(noises), BETWEEN) if noises else UNKNOWN_NOISE
+        self._sorted = sorted(values)
+        known = [noise for noise in noises if noise is not None]
+        self._expected = math.hypot(statistics.median(known), BETWEEN) if known else UNKNOWN_NOISE
         self._whole: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         return len(self._sorted)
 
-    def is_fine(self, value: float) -> bool:
-        """Whether a member is certainly not suspicious: less than the floor worse than the median
-        of a whole group. Most are, and need no verdict. False where that takes one."""
+    def doubtful(self, values: Sequence[float]) -> Sequence[int]:
+        """Which of these members (by their places) take a verdict: of a whole group those that are
+        more than the floor worse than its median; the others are certainly not suspicious."""
         if len(self._sorted) < WHOLE_GROUP:
-            return False
+            return range(len(values))
         self._whole = self._whole or _median_and_mad(self._sorted)
         middle = self._whole[0]
-        difference = middle - value if self._better_high else value - middle
-        return middle > 0 and difference <= FLOOR * middle
+        if middle <= 0:
+            return range(len(values))
+        most = FLOOR * middle
+        if self._better_high:
+            return [at for at, value in enumerate(values) if middle - value > most]
+        return [at for at, value in enumerate(values) if value - middle > most]
 
     def judge_member(self, sample: Reading) -> Verdict | None:
         """`sample`, one of the group, against the others; None where a share makes no sense."""

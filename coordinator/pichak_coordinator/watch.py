@@ -21,8 +21,9 @@ from pichak_coordinator.schedule import Charge, Entry, Policy, Probe
 from pichak_coordinator.store_prune import KEEP_DAYS
 from pichak_coordinator.watch_agenda import DECIDE_SECONDS, Agenda
 from pichak_coordinator.watch_court import Court, Sentence
-from pichak_coordinator.watch_events import NOTIFIED, Event, Ident, event
+from pichak_coordinator.watch_events import NOTIFIED, Event, event
 from pichak_coordinator.watch_members import LOOK_SECONDS, Member, Members
+from pichak_coordinator.watch_peers import Ident
 from pichak_coordinator.watch_probe import Prober, Probing, Requests
 from pichak_coordinator.watch_store import WatchStore
 from pichak_coordinator.watch_view import NodeView, Seen, WatchView, open_findings

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pichak_coordinator.records import Row
-from pichak_coordinator.watch_events import Event, Ident, ident, judge_probe
+from pichak_coordinator.watch_events import Event, judge_probe
 from pichak_coordinator.watch_memory import Memory
+from pichak_coordinator.watch_peers import Ident, ident
 from pichak_coordinator.watch_store import WatchStore
 from pichak_core.measurement import Fingerprint, Measurement
 
@@ -16,7 +17,7 @@ from pichak_core.measurement import Fingerprint, Measurement
 @dataclass
 class Sentence:
     """What a probe's rows came to. `fresh`: something is suspected that was not before, to be
-    looked at again; `restless` and `noise` as in `Judged`, of the worst row; `sure` counts the
+    looked at again; `restless` and `noise` as in `Judgement`, of the worst row; `sure` counts the
     confirmed faults of each device."""
 
     events: list[Event] = field(default_factory=list)

@@ -6,7 +6,7 @@ sentence for a person) and what the kind adds. Those of `NOTIFIED` go to the web
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from pichak_coordinator.changes import Change
 from pichak_coordinator.judge import History, judge
 from pichak_coordinator.records import Finding, NodeRecord, Row
 from pichak_coordinator.watch_memory import Drift, Memory, begun_anew, drift, still_open
+from pichak_coordinator.watch_peers import Ident, Peers, ident
 from pichak_core.measurement import Measurement
 
 #: Kinds that leave the machine: what is sure, and who comes and goes.
@@ -21,20 +22,11 @@ NOTIFIED = frozenset(
     {"confirmed", "cleared", "changed", "joined", "left", "probe_failed", "probe_works"}
 )
 
-#: Peers of a model that a probe is held against; from `verdict.WHOLE_GROUP` on more change little.
-MOST_PEERS = 48
-
 Event = Mapping[str, Any]
-Ident = tuple[str, str]
-
-
-def ident(node: NodeRecord) -> Ident:
-    """Which device it is, whatever its number was in this probe."""
-    return node.node, node.gpu_uuid or node.device
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """One device after a probe. `fresh`: something is suspected that was not before; `noise` as in
     `Drift`."""
 
@@ -48,44 +40,20 @@ class Judged:
 
 def judge_probe(
     rows: Sequence[Row],
-    peers: Sequence[Row],
+    peers: Sequence[Row] | Peers,
     memories: Mapping[Ident, Memory],
     history: History,
-) -> list[Judged]:
+) -> list[Judgement]:
     """Judge one probe's rows of a node: `peers` are the latest rows of every device of the fleet,
     the one that was read last at the end, older ones of these devices included, which count for
     nothing here."""
-    mine = {ident(row.node) for row in rows}
-    strangers = [row for row in peers if ident(row.node) not in mine]
-    others = [_apart(row) for row in _latest(strangers, {row.node.model for row in rows})]
+    known = peers if isinstance(peers, Peers) else Peers(peers)
     earlier = {row.key: memories.get(ident(row.node), Memory()).findings for row in rows}
-    found = judge(
-        [*rows, *others], history=history, earlier=earlier, only={row.key for row in rows}
-    )
+    found = judge(rows, history=history, earlier=earlier, peers=known.beside(rows))
     return [_judged(row, found[row.key], memories.get(ident(row.node), Memory())) for row in rows]
 
 
-def _latest(peers: Sequence[Row], models: Collection[str]) -> list[Row]:
-    """Of each model those that were read last: the median of more of them is hardly steadier."""
-    left = dict.fromkeys(models, MOST_PEERS)
-    chosen: list[Row] = []
-    for row in reversed(peers):
-        model = row.node.model
-        if left.get(model, 0) > 0:
-            left[model] -= 1
-            chosen.append(row)
-    return chosen
-
-
-def _apart(row: Row) -> Row:
-    """A card of the same machine that was cuda:0 in its own probe must not pass for this one's."""
-    node = row.node
-    if not node.gpu_uuid:
-        return row
-    return replace(row, node=replace(node, device=f"cuda:{node.gpu_uuid}"))
-
-
-def _judged(row: Row, found: Sequence[Finding], memory: Memory) -> Judged:
+def _judged(row: Row, found: Sequence[Finding], memory: Memory) -> Judgement:
     said = {finding.key: finding for finding in (*row.findings, *found)}
     findings = still_open(memory.findings, list(said.values()), row)
     was = {finding.key: finding for finding in memory.findings}
@@ -112,7 +80,7 @@ def _judged(row: Row, found: Sequence[Finding], memory: Memory) -> Judged:
     # That a fault ended has been told with its figures; it is no change to be told again.
     ended = [old.metric for old in over if old.state == "confirmed"]
     kept = replace(begun_anew(moved.memory, row, ended), findings=findings)
-    return Judged(row, kept, tuple(events), fresh, restless, moved.noise)
+    return Judgement(row, kept, tuple(events), fresh, restless, moved.noise)
 
 
 def event(kind: str, node: NodeRecord, text: str, **more: Any) -> dict[str, Any]:

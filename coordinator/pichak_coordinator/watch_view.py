@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from pichak_coordinator.records import Finding, Row
 from pichak_coordinator.schedule import Entry
-from pichak_coordinator.watch_events import Ident, ident
 from pichak_coordinator.watch_memory import Memory
+from pichak_coordinator.watch_peers import Ident, ident
 
 #: How long a node that left is shown as unreachable. Then it is forgotten: machines are given back.
 GONE_SECONDS = 24 * 3600.0

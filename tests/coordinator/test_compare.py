@@ -177,6 +177,19 @@ def test_json_has_every_column_and_the_pick() -> None:
     assert record["pick"]["why"].startswith("Pick h-a")
 
 
+def test_a_note_says_that_five_alike_accuse_nobody() -> None:
+    def alike(count: int) -> list[Row]:
+        node = [NodeRecord(f"n{i}", device="cuda:0", gpu_model="L4") for i in range(count)]
+        return [Row(one, fingerprint(disk__read_mb_s=100.0), trained()) for one in node]
+
+    five = compare(alike(5)).sorted_by("host")
+    told = "L4: too few peers to judge: 4 of 5 needed"
+    assert five.notes == (told,)
+    assert five.as_dict()["notes"] == [told]
+    assert five.to_markdown().endswith(f"\n\n{told}\n")
+    assert compare(alike(6)).as_dict()["notes"] == []
+
+
 def test_csv_reads_back() -> None:
     nasty = Row(NodeRecord("n", '=cmd|"x",1\n2'), error="a, b")
     table = compare([row("a", trained()), nasty])

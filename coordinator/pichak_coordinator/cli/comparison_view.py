@@ -47,7 +47,7 @@ _SEVERITY_STYLE = {"fail": "bold red", "warn": "yellow", "info": "dim"}
 
 
 def render_comparison(comparison: Comparison, console: Console, *, every: bool = False) -> None:
-    """The table, then the pick, then why rows failed, then the findings, the worst first.
+    """The table, then the pick and the notes, then why rows failed, then the findings, the worst first.
 
     Of more than `MOST_LINES` devices, without `every`: a summary, those with the most against them,
     and the first of the table.
@@ -64,6 +64,8 @@ def render_comparison(comparison: Comparison, console: Console, *, every: bool =
         else:
             _cards(comparison, some, console)
     _say(console, comparison.pick.sentence, "bold")
+    if comparison.notes:
+        _say(console, "\n".join(comparison.notes[:_MOST_FINDINGS]), "dim")
     if left_out:
         names = ", ".join(c.heading for c in left_out)
         _say(console, f"not shown for want of room: {names} (--json has them)", "dim")

@@ -108,6 +108,7 @@ class Content:
     summary: tuple[tuple[str, str], ...]
     simulated: str
     pick: str
+    notes: tuple[str, ...]
     headings: tuple[tuple[str, str], ...]
     table: tuple[TableRow, ...]
     findings: tuple[Told, ...]
@@ -156,6 +157,7 @@ def content(
         summary=tuple(_summary(rows, machines)),
         simulated=_simulated(rows),
         pick=printable(comparison.pick.sentence),
+        notes=tuple(printable(note) for note in comparison.notes),
         headings=tuple((c.title, c.unit) for c in columns),
         table=tuple(_table_row(line, columns, anchors.get(line.row.key, "")) for line in lines),
         findings=tuple(told),
