@@ -47,11 +47,9 @@ _SEVERITY_STYLE = {"fail": "bold red", "warn": "yellow", "info": "dim"}
 
 
 def render_comparison(comparison: Comparison, console: Console, *, every: bool = False) -> None:
-    """The table, then the pick and the notes, then why rows failed, then the findings, the worst first.
-
-    Of more than `MOST_LINES` devices, without `every`: a summary, those with the most against them,
-    and the first of the table.
-    """
+    """The table, the pick, why rows failed, notes, then the findings, the worst first. Of more
+    than `MOST_LINES` devices, without `every`: a summary, those with the most against them, and the
+    first of the table."""
     lines = comparison.lines
     left_out: list[Column] = []
     for title, some in _blocks(comparison, every):
@@ -64,8 +62,6 @@ def render_comparison(comparison: Comparison, console: Console, *, every: bool =
         else:
             _cards(comparison, some, console)
     _say(console, comparison.pick.sentence, "bold")
-    if comparison.notes:
-        _say(console, "\n".join(comparison.notes[:_MOST_FINDINGS]), "dim")
     if left_out:
         names = ", ".join(c.heading for c in left_out)
         _say(console, f"not shown for want of room: {names} (--json has them)", "dim")
@@ -75,6 +71,8 @@ def render_comparison(comparison: Comparison, console: Console, *, every: bool =
         _say(console, f"{row.node.label} failed: {row.error}", "red")
     if len(failed) > len(told):
         _say(console, f"{len(failed) - len(told)} more failed (--all has them)", "red")
+    if comparison.notes:
+        _say(console, "\n".join(comparison.notes[:_MOST_FINDINGS]), "dim")
     _findings([line.row for line in lines], console)
 
 
