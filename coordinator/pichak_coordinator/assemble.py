@@ -11,6 +11,7 @@ from pichak_coordinator.identity import node_record
 from pichak_coordinator.ingest import Parts
 from pichak_coordinator.jobs import FINAL
 from pichak_coordinator.records import Finding, JobRecord, NodeRecord, Row
+from pichak_coordinator.text import last_lines
 from pichak_core.measurement import Fingerprint, Measurement
 from pichak_core.plan import Plan
 
@@ -65,9 +66,20 @@ def rows_of_node(
                 ramp,
                 "; ".join(dict.fromkeys(errors)),
                 tuple(sorted(some, key=lambda f: f.order)),
+                _printed([job for job in mine if job.kind not in done], parts),
             )
         )
     return rows
+
+
+def _printed(jobs: Sequence[JobRecord], parts: Mapping[str, Parts]) -> dict[str, tuple[str, ...]]:
+    """The last lines of what those of `jobs` printed that ended otherwise than well."""
+    made: dict[str, tuple[str, ...]] = {}
+    for job in jobs:
+        outcome = parts[job.job_id].outcome if job.job_id in parts else None
+        if outcome is not None and not outcome.ok and (lines := last_lines(outcome.log_tail)):
+            made[job.kind] = lines
+    return made
 
 
 def _named(node: NodeRecord, fingerprint: Fingerprint) -> NodeRecord:

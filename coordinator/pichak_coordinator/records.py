@@ -153,7 +153,8 @@ class Row:
     """One line of the comparison: a device, what was measured of it, and what is wrong with it.
 
     `plan` and `ramp` are None where they were not derived. `error` is one sentence when something
-    that was asked for failed, "" otherwise; a row with an error may still hold readings.
+    that was asked for failed, "" otherwise; a row with an error may still hold readings. `printed`
+    are the last lines of what each failed job printed, by its kind, safe to show.
     """
 
     node: NodeRecord
@@ -162,6 +163,7 @@ class Row:
     ramp: Mapping[str, Any] | None = None
     error: str = ""
     findings: tuple[Finding, ...] = ()
+    printed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -193,6 +195,7 @@ class Row:
             "plan": plan,
             "findings": [finding.as_dict() for finding in self.findings],
             "error": self.error or None,
+            "log_tail": {kind: list(lines) for kind, lines in self.printed.items()},
         }
         safe: dict[str, Any] = json_safe(record)
         return safe

@@ -66,6 +66,13 @@ def csv_cell(text: str) -> str:
     return f"'{safe}" if safe.lstrip().startswith(("=", "+", "-", "@")) else safe
 
 
+def last_lines(text: str, most: int = 40, width: int = 300) -> tuple[str, ...]:
+    """The end of what a program printed, safe to show: at most `most` lines that are not empty,
+    each cut to `width`. Of a line that was written over (``\\r``) its last form is kept."""
+    lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n"))
+    return tuple(shortened(printable(line), width) for line in lines if line)[-most:]
+
+
 def shortened(text: str, length: int) -> str:
     """`text` in at most `length` characters, an ellipsis where it was cut."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

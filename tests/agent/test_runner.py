@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,66 @@ def test_an_allocation_far_past_the_cap_is_refused_at_once() -> None:
     assert "memory cap is 0.10 GiB" in outcome.error
 
 
+SAID = "print('what it said')\n"
+FLOODS = """
+frame = b'PKFr' + (10**6).to_bytes(4, 'big') + bytes(10**6)
+while True:
+    left = frame
+    while left: left = left[os.write(fd, left):]
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        (lambda: late(child(f"{SAID}progress('ready'); time.sleep(300)")), "timeout"),
+        (
+            lambda: late(
+                child(
+                    f"{SAID}signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+                    "progress('ready'); time.sleep(300)"
+                ),
+                grace_seconds=0.2,
+            ),
+            "timeout",
+        ),
+        (
+            lambda: late(
+                child(
+                    f"for _ in range(20_000):\n    {SAID}progress('ready')\nwhile True:\n    {SAID}"
+                )
+            ),
+            "timeout",
+        ),
+        (lambda: start(child(f"{SAID}{HOG}time.sleep(300)"), cap=60 * MIB), "killed"),
+        (lambda: start(child(f"{SAID}os.kill(os.getpid(), signal.SIGKILL)")), "killed"),
+        (lambda: start(child(f"{SAID}import ctypes; ctypes.string_at(0)")), "killed"),
+        (lambda: start(child(f"{SAID}os._exit(3)")), "error"),
+        (lambda: start(child(f"{SAID}raise ValueError('no')")), "error"),
+        (lambda: start(raw(f"{SAID}sys.stdout.flush()\n{FLOODS}")), "error"),
+    ],
+    ids=[
+        *("deadline", "deadline that it ignores", "deadline in a flood of words", "memory cap"),
+        *("SIGKILL", "a crash", "an exit", "an exception", "a flooded pipe"),
+    ],
+)
+def test_what_it_printed_is_kept_however_it_ended(ends: Callable[[], Outcome], status: str) -> None:
+    outcome = ends()
+    assert outcome.status == status
+    assert "what it said" in outcome.log_tail
+
+
+def test_what_it_printed_is_kept_when_it_is_cancelled() -> None:
+    cancel = threading.Event()
+    outcome = start(
+        child(f"{SAID}progress('ready'); time.sleep(300)"),
+        cancel=cancel,
+        on_progress=lambda _: cancel.set(),
+    )
+    assert outcome.status == "cancelled"
+    assert "what it said" in outcome.log_tail
+
+
 # -- its pipe -------------------------------------------------------------------------------------
 
 
@@ -363,14 +424,7 @@ def test_a_pipe_that_is_misused(code: str, said: str) -> None:
 
 
 def test_a_flooded_pipe() -> None:
-    outcome = start(
-        raw("""
-            frame = b'PKFr' + (10**6).to_bytes(4, 'big') + bytes(10**6)
-            while True:
-                left = frame
-                while left: left = left[os.write(fd, left):]
-        """)
-    )
+    outcome = start(raw(FLOODS))
     assert outcome.status == "error"
     assert "flooded its result pipe" in outcome.error
     assert f"{MAX_TOTAL_BYTES:,}" in outcome.error

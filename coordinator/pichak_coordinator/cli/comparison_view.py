@@ -39,6 +39,8 @@ _DISPENSABLE = (
 _TEXT_WIDTH = 28
 _REPORT_WIDTH = 100
 _MOST_FINDINGS = 20
+#: Of so many failed rows it is shown what their jobs printed last, and so many lines of it.
+_FEW_FAILED, _MOST_PRINTED = 3, 24
 #: Of more devices a person is shown a summary, the worst and the first; `every` shows all.
 MOST_LINES = 40
 _BLOCK = 20
@@ -69,11 +71,23 @@ def render_comparison(comparison: Comparison, console: Console, *, every: bool =
     told = failed if every else failed[:_MOST_FINDINGS]
     for row in told:
         _say(console, f"{row.node.label} failed: {row.error}", "red")
+        _printed(row, console, few=every or len(failed) <= _FEW_FAILED)
     if len(failed) > len(told):
         _say(console, f"{len(failed) - len(told)} more failed (--all has them)", "red")
     if comparison.notes:
         _say(console, "\n".join(comparison.notes[:_MOST_FINDINGS]), "dim")
     _findings([line.row for line in lines], console)
+
+
+def _printed(row: Row, console: Console, *, few: bool) -> None:
+    """What its failed jobs printed last; of many rows only that they did."""
+    for kind, lines in row.printed.items():
+        if few:
+            _say(console, f"  its {kind} printed last:", "dim")
+            for line in lines[-_MOST_PRINTED:]:
+                _say(console, f"    {line}", "dim")
+        else:
+            _say(console, f"  what its {kind} printed last is in --json (log_tail)", "dim")
 
 
 def _blocks(comparison: Comparison, every: bool) -> list[tuple[str, Sequence[Line]]]:
