@@ -34,6 +34,7 @@ OS_CALLS: dict[str, frozenset[str]] = {
     "SEEK_HOLE": POSIX,
     "fork": POSIX,
     "getloadavg": POSIX,
+    "getxattr": frozenset({LINUX}),
     "getpgid": POSIX,
     "geteuid": POSIX,
     "killpg": POSIX,
@@ -63,6 +64,9 @@ ASKS_FIRST: dict[str, frozenset[str]] = {
         {"O_TMPFILE", "O_TEMPORARY", "O_BINARY", "O_CLOEXEC", "posix_fadvise", "fcntl"}
     ),
     "pichak_core/devices/extents.py": frozenset({"SEEK_DATA", "SEEK_HOLE", "fcntl"}),
+    # Where there are no control groups nothing of these is reached.
+    "pichak_core/devices/job_group.py": frozenset({"O_CLOEXEC", "O_DIRECTORY", "fcntl"}),
+    "pichak_core/devices/own_group.py": frozenset({"geteuid", "getxattr"}),
     "pichak_core/devices/linux_host.py": frozenset(
         {"statvfs", "sysconf", "sched_getaffinity", "resource"}
     ),

@@ -7,7 +7,8 @@ flat figures, a bounded number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, get_args
@@ -45,6 +46,8 @@ CODES = frozenset(
         "throughput_collapse",
     }
 )
+#: What a machine has, however many nodes it is: one kernel counts it.
+OF_THE_MACHINE = frozenset({"clock_jumped", "cpu_steal", "memory_pressure", "oom_kill"})
 _SEEN_BY = "agent"
 _MOST = 50
 _MOST_FIGURES, _MOST_TEXT = 20, 500
@@ -63,6 +66,38 @@ def agent_findings(hello: Mapping[str, Any]) -> list[Finding]:
         for made in _finding(entry, str(hello.get("host") or "its node")):
             found.setdefault(made.code, []).append(made)
     return sorted(map(_together, found.values()), key=lambda finding: finding.order)
+
+
+def findings_of_each(hellos: Sequence[Mapping[str, Any]]) -> list[list[Finding]]:
+    """`agent_findings` of every greeting. What several nodes of one machine tell of that machine is
+    told once, by the one that is surest of it; nodes whose `boot` is not known stand alone."""
+    told = [agent_findings(hello) for hello in hellos]
+    boots = [boot if isinstance(boot := hello.get("boot"), str) else "" for hello in hellos]
+    nodes = Counter(boot for boot in boots if boot)
+    surest: dict[tuple[str, str], int] = {}
+    for number, (boot, found) in enumerate(zip(boots, told, strict=True)):
+        for finding in found:
+            if finding.code in OF_THE_MACHINE and nodes[boot] > 1:
+                best = surest.setdefault((boot, finding.code), number)
+                other = next(f for f in told[best] if f.code == finding.code)
+                if finding.order < other.order:
+                    surest[boot, finding.code] = number
+    return [
+        [
+            _of_nodes(finding, nodes[boot]) if (boot, finding.code) in surest else finding
+            for finding in found
+            if surest.get((boot, finding.code), number) == number
+        ]
+        for number, (boot, found) in enumerate(zip(boots, told, strict=True))
+    ]
+
+
+def _of_nodes(finding: Finding, nodes: int) -> Finding:
+    return replace(
+        finding,
+        sentence=f"{finding.sentence} (its machine is {nodes} nodes of this run)",
+        evidence={**finding.evidence, "nodes_of_the_machine": nodes},
+    )
 
 
 def from_agent(finding: Finding) -> bool:

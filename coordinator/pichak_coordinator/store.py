@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, TypeVar, get_args
 
 from pichak_agent.messages import Job, MessageError
-from pichak_coordinator.agent_findings import agent_findings
+from pichak_coordinator.agent_findings import agent_findings, findings_of_each
 from pichak_coordinator.database import (
     CorruptStoreError,
     StoreError,
@@ -127,8 +127,9 @@ class Store(Writer):
         nodes = list(names) if names is not None else node_identities(hellos)
         with self.atomically():
             self._tell_gpu_changes(run, hellos, nodes)
-            for node, hello in zip(nodes, hellos, strict=True):
-                self._put_node(run, node, hello, "")
+            found = findings_of_each(hellos)
+            for node, hello, some in zip(nodes, hellos, found, strict=True):
+                self._put_node(run, node, hello, "", some)
         return nodes
 
     def record_node(
@@ -143,7 +144,7 @@ class Store(Writer):
             node = self.node_at(str(hello.get("address") or ""), str(hello.get("host") or ""))
         name = node or node_identity(hello)
         with self.atomically():
-            self._put_node(run, name, hello, error)
+            self._put_node(run, name, hello, error, agent_findings(hello))
         return name
 
     def record_job(self, run: str, job: Job, *, node: str, device: str | None = None) -> None:
@@ -230,8 +231,8 @@ class Store(Writer):
             found = self._all("SELECT hello_json, node FROM run_nodes WHERE run = ?", run)
             hellos = [json.loads(h) for h, _ in found]
             self._tell_gpu_changes(run, hellos, [n for _, n in found])
-            for hello, (_, node) in zip(hellos, found, strict=True):
-                self._put_findings(run, node, "", agent_findings(hello))
+            for some, (_, node) in zip(findings_of_each(hellos), found, strict=True):
+                self._put_findings(run, node, "", some)
             for node, device, data in self._all(
                 "SELECT jobs.node, device, data FROM jobs JOIN outcomes USING (job_id) "
                 "WHERE run = ? ORDER BY attempt",
@@ -239,7 +240,14 @@ class Store(Writer):
             ):
                 self._put_findings(run, node, device, read_outcome(bytes(data)).findings)
 
-    def _put_node(self, run: str, node: str, hello: Mapping[str, Any], error: str) -> None:
+    def _put_node(
+        self,
+        run: str,
+        node: str,
+        hello: Mapping[str, Any],
+        error: str,
+        findings: Iterable[Finding],
+    ) -> None:
         host, address = str(hello.get("host") or ""), str(hello.get("address") or "")
         now = self._clock()
         self._db.execute(
@@ -257,7 +265,7 @@ class Store(Writer):
             "ON CONFLICT (run, node) DO UPDATE SET error = excluded.error",
             (run, node, _json(hello), error, run),
         )
-        self._put_findings(run, node, "", agent_findings(hello))
+        self._put_findings(run, node, "", findings)
 
     def _put_outcome(self, data: bytes, parts: Parts) -> bool:
         outcome, now = parts.outcome, self._clock()
@@ -323,7 +331,7 @@ class Store(Writer):
         self, run: str, hellos: Sequence[Mapping[str, Any]], nodes: Sequence[str]
     ) -> None:
         for number, found in list(changed_gpus(self._db, run, hellos)):
-            self._put_node(run, nodes[number], hellos[number], "")
+            self._put_node(run, nodes[number], hellos[number], "", ())
             self._put_findings(run, nodes[number], "", found)
 
 

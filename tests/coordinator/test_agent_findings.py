@@ -12,7 +12,7 @@ from pichak_agent.testing import SimulatedNode, gpu_fault
 from pichak_agent.watch import Watch
 from pichak_agent.watch_rules import CODES as WATCH_CODES
 from pichak_agent.watch_rules import RULES
-from pichak_coordinator.agent_findings import CODES, agent_findings, from_agent
+from pichak_coordinator.agent_findings import CODES, agent_findings, findings_of_each, from_agent
 from pichak_coordinator.store import Store
 
 
@@ -112,6 +112,53 @@ def test_cards_with_the_same_are_one_sentence() -> None:
     assert found.severity == "fail"
     assert found.evidence["of_this_kind"] == 4
     assert found.sentence.endswith("(and 3 more of this kind)")
+
+
+def node_of(host: str, boot: Any, *findings: Any) -> dict[str, Any]:
+    return {"machine_id": "m", "host": host, "boot": boot, "findings": list(findings)}
+
+
+def test_what_a_machine_has_is_told_once_however_many_nodes_it_is(tmp_path: Path) -> None:
+    """Three Ray nodes of one machine, and one of a clone that has the same machine id."""
+    killed = told(code="oom_kill", subject="", state="suspected")
+    sure = {**killed, "state": "confirmed"}
+    slowed = told()
+    hellos = [
+        node_of("a", "b1", killed, slowed),
+        node_of("a", "b1", sure, slowed),
+        node_of("a", "b1", killed),
+        node_of("a", "b2", killed),
+    ]
+    found = [[(f.code, f.state) for f in each] for each in findings_of_each(hellos)]
+    # What is of a card stays with each node that told it.
+    assert found == [
+        [("gpu_slowed", "confirmed")],
+        [("gpu_slowed", "confirmed"), ("oom_kill", "confirmed")],
+        [],
+        [("oom_kill", "suspected")],
+    ]
+    with Store.open(tmp_path / "h.db") as store:
+        run = store.begin_run("fleet profile", {})
+        nodes = store.record_nodes(run, hellos)
+        for renewed in (False, True):
+            if renewed:
+                store.renew_findings(run)
+            kept = {
+                node: f
+                for node in nodes
+                for f in store.findings(run).get((node, ""), ())
+                if f.code == "oom_kill"
+            }
+            assert list(kept) == [nodes[1], nodes[3]]
+            assert kept[nodes[1]].sentence.endswith("(its machine is 3 nodes of this run)")
+            assert kept[nodes[1]].evidence["nodes_of_the_machine"] == 3
+            assert "nodes_of_the_machine" not in kept[nodes[3]].evidence
+
+
+@pytest.mark.parametrize("boot", [None, "", 5, [], {}])
+def test_without_a_boot_every_node_stands_alone(boot: Any) -> None:
+    hellos = [node_of("a", boot, told(code="oom_kill")) for _ in range(2)]
+    assert [[f.code for f in each] for each in findings_of_each(hellos)] == [["oom_kill"]] * 2
 
 
 def test_it_is_kept_with_the_run_and_again_after_an_import(tmp_path: Path) -> None:
