@@ -89,7 +89,9 @@ class Service:
     """One node's service. `say` gets each sentence once. `name` is what the node is called; a
     machine has one real service, whatever its name, and as many simulated ones as names. `home` is
     where its agent keeps things; `variables` go to everything that Ray starts here; `simulated` is
-    the file of a simulated host. `even_if_another` runs beside a service of another home."""
+    the file of a simulated host. `even_if_another` runs beside a service of another home.
+    `objection` is asked whenever a head answers that is to be joined: why it is not, "" where it
+    may be."""
 
     how: RayStart
     name: str
@@ -100,6 +102,7 @@ class Service:
     even_if_another: bool = False
     variables: dict[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
+    objection: Callable[[], str] = lambda: ""
     backoff: Backoff = field(default_factory=Backoff)
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -189,6 +192,9 @@ class Service:
         if why:
             self._wait("waiting", f"{why}; waiting for it")
             return
+        if refused := self.objection():
+            self._refused(refused)
+            return
         node = RayNode(self.how, {**self.variables, "PICHAK_HOME": str(self.home)})
         self.state.mark = node.mark
         try:
@@ -273,16 +279,17 @@ class Service:
         node.stop(STOP_SECONDS, self._attend)
         self.state.node_id, self.state.raylet_pid = "", 0
         self.state.mark = self.state.folder = ""
-        if said.settled and not self.state.joins:
-            raise ServiceError(said.sentence)
         if said.settled:
-            self._next_try = self.clock() + REFUSED_SECONDS
-            self._tell(
-                "refused", f"{said.sentence}; trying again every {REFUSED_SECONDS / 60:g} min"
-            )
+            self._refused(said.sentence)
         else:
             again = "joining again" if self.state.joins else "trying again"
             self._wait("waiting", f"{said.sentence}; {again}")
+
+    def _refused(self, why: str) -> None:
+        if not self.state.joins:
+            raise ServiceError(why)
+        self._next_try = self.clock() + REFUSED_SECONDS
+        self._tell("refused", f"{why}; trying again every {REFUSED_SECONDS / 60:g} min")
 
     def _wait(self, state: str, why: str) -> None:
         self._next_try = self.clock() + self.backoff.wait()

@@ -34,6 +34,10 @@ LEASE_SECONDS = 30.0
 #: How long an address may take to accept a connection.
 CONNECT_SECONDS = 5.0
 
+_FORMS = (
+    "write HOST:PORT (Ray's default port is 6379) or 'auto' for the cluster that runs on this "
+    "machine"
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HEAD_RESOURCE = "node:__internal_head__"
 #: A node with this label is left out: a head that only schedules, a coordinator's own machine.
@@ -138,6 +142,8 @@ class Cluster:
         self.address = (
             address if address is not None else os.environ.get("RAY_ADDRESS", "")
         ).strip()
+        if address is not None and not self.address:
+            raise ClusterError(f"the address is empty: {_FORMS}, or leave it out for a local Ray")
         self.local = self.address in ("", "local")
         if self.address.startswith("ray://"):
             raise ClusterError(
@@ -146,9 +152,11 @@ class Cluster:
                 "`ray job submit` or `kubectl exec`"
             )
         if not self.local:
-            refuse_open_cluster(self.address, insecure=insecure)
-            _refuse_silent_address(self.address)
-            _refuse_cluster_without_token(self.address, insecure=insecure)
+            where = _resolved(self.address)
+            refuse_open_cluster(where, insecure=insecure)
+            if where != "auto":  # Ray says itself that there is none on this machine
+                _refuse_silent_address(where, "'auto' is " if self.address == "auto" else "")
+                refuse_cluster_without_token(where, insecure=insecure)
         # A thread of Ray's prints the cluster's events on standard output, where results belong.
         self._quiet = contextlib.redirect_stdout(io.StringIO())
         self._quiet.__enter__()
@@ -293,12 +301,15 @@ def reason_of(text: str, most: int = 300) -> str:
     return f"{head[: most // 3]} … {last[-(most * 2 // 3) :]}"
 
 
-def _refuse_cluster_without_token(address: str, *, insecure: bool) -> None:
-    """A client with a token joins a cluster that asks nobody for one, and does not notice."""
+def refuse_cluster_without_token(
+    address: str, *, insecure: bool, timeout_seconds: float = CONNECT_SECONDS
+) -> None:
+    """`ClusterError` for a cluster off loopback that answers without a token: a client with one
+    joins it and does not notice. One that does not answer in time is let pass."""
     if insecure or _is_loopback(address):
         return
     host, _, port = address.rpartition(":")
-    if serves_without_token(host.strip("[]"), int(port)):
+    if serves_without_token(host.strip("[]"), int(port), timeout_seconds):
         raise ClusterError(
             f"the cluster at {address} answers without a token: whoever reaches it can run code on "
             "all of its nodes; start it with RAY_AUTH_MODE=token on each of them, or pass "
@@ -318,49 +329,51 @@ def refuse_open_cluster(address: str, *, insecure: bool) -> None:
     )
 
 
-def _refuse_silent_address(address: str) -> None:
-    """Ray itself would knock at a wrong address for minutes before it says so."""
+def _resolved(address: str) -> str:
+    """HOST:PORT of the cluster that is meant; "auto" where Ray knows of none on this machine.
+
+    `ClusterError` for what is no address.
+    """
     if address == "auto":
-        _refuse_stale_file()
-        return
+        from ray._private.services import get_ray_address_from_environment
+
+        try:
+            address = str(get_ray_address_from_environment("auto", None))
+        except ConnectionError:
+            return "auto"
+    if not is_address(address):
+        raise ClusterError(f"{address!r} is not a cluster's address: {_FORMS}")
+    return address
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` is HOST:PORT with a port that there is."""
+    host, _, port = text.rpartition(":")
+    sound = bool(host.strip("[]")) and "/" not in host and not any(c.isspace() for c in host)
+    return sound and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+
+
+def _refuse_silent_address(address: str, mark: str) -> None:
+    """Ray itself would knock at a wrong address for minutes before it says so. What Ray takes
+    "auto" for may be a cluster that ended without removing its file."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ClusterError(
-            f"{address!r} is not a cluster's address: write HOST:PORT (Ray's default port is 6379) "
-            "or 'auto' for the one that runs on this machine"
-        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except OSError as error:
+        if mark:
+            raise ClusterError(
+                f"{mark}the cluster at {address} on this machine, where nothing answers ({error}): "
+                "start Ray here again (`ray start`), or name the head as HOST:PORT"
+            ) from error
         raise ClusterError(
             f"no Ray cluster answers at {address} ({error}); is it running there (`ray status "
             f"--address {address}`), and reachable from here?"
         ) from error
 
 
-def _refuse_stale_file() -> None:
-    """What Ray takes "auto" for may be a cluster that ended without removing its file."""
-    from ray._private.services import get_ray_address_from_environment
-
-    try:
-        named = str(get_ray_address_from_environment("auto", None))
-    except ConnectionError:
-        return  # Ray says itself that there is none
-    host, _, port = named.rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ClusterError(
-            f"'auto' is the cluster at {named} on this machine, where nothing answers ({error}): "
-            "start Ray here again (`ray start`), or name the head as HOST:PORT"
-        ) from error
-
-
 def _is_loopback(address: str) -> bool:
     host = address.rsplit(":", 1)[0].strip("[]")
-    if host in ("auto", "localhost"):
+    if host in ("auto", "localhost"):  # "auto" that is no address yet: there is nothing to join
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -57,7 +57,8 @@ def settle(store: Store, jobs: Iterable[OpenJob]) -> int:
 
 
 def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run:
-    """The last run of `command`, if it was cut off or interrupted and had the same `settings`.
+    """The last run of `command`, if it was cut off or interrupted and none of `settings` differs
+    from what it was asked; what it does not say of itself differs from nothing.
 
     `ValueError` says in a sentence why there is none.
     """
@@ -69,14 +70,14 @@ def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run
         raise ValueError(
             f"the last {command}, {last.run}, came to its end: there is nothing to resume"
         )
+    if last.settings.get("simulated"):
+        raise ValueError(f"the last {command}, {last.run}, is simulated: nothing can go on with it")
     differing = sorted(
-        name
-        for name in {*last.settings, *settings}
-        if last.settings.get(name) != settings.get(name)
+        name for name in settings if name in last.settings and last.settings[name] != settings[name]
     )
     if differing:
         told = ", ".join(
-            f"{name} {last.settings.get(name)!r} where now {settings.get(name)!r} is asked"
+            f"{name} {last.settings[name]!r} where now {settings[name]!r} is asked"
             for name in differing
         )
         raise ValueError(f"{last.run} cannot go on with other settings: it had {told}")

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+from pichak_coordinator.database_still import NoRoomError, open_still
+
 #: "PFLT" in the file's header says that it is ours.
 APPLICATION_ID = 0x50464C54
 BUSY_SECONDS = 10.0
@@ -24,6 +26,9 @@ CHECKED_BYTES = 64 * 1024 * 1024
 #: The log is brought into the file every 16 MB: each time waits for the disk twice more.
 _CHECKPOINT_PAGES = 4000
 _ASK_MILLISECONDS = 4
+#: What SQLite says where a file beside the database cannot be made.
+_CANNOT_WRITE = ("disk I/O", "full", "readonly", "unable to open")
+_ELSEWHERE = "name another file (--store FILE), or another folder (PICHAK_HOME)"
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 
@@ -67,17 +72,50 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     if not empty:
         _refuse_foreign(path)
     with translated(path):
-        if read_only and _needs_a_writer(path):
-            connect(path).close()
-        if not read_only:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        db = _open(path, read_only=read_only)
         try:
-            _prepare(db, path, read_only=read_only)
-        except BaseException:
-            db.close()
-            raise
-        return db
+            return _connect(path, read_only=read_only)
+        except sqlite3.OperationalError as error:
+            if not read_only or not any(part in str(error) for part in _CANNOT_WRITE):
+                raise
+            return _connect_still(path)
+
+
+def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    if read_only and _needs_a_writer(path):
+        _connect(path, read_only=False).close()
+    if not read_only:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return _prepared(_open(path, read_only=read_only), path, read_only=read_only)
+
+
+def _connect_still(path: Path) -> sqlite3.Connection:
+    """For reading, where no file can be made beside it."""
+    try:
+        db = open_still(
+            path,
+            current=lambda db: _version(db) >= len(migrations()),
+            renew=lambda copy: _connect(copy, read_only=False).close(),
+        )
+    except NoRoomError as error:
+        raise StoreError(
+            f"{path} was left by a pichak that was killed, or by an older one, on a disk that is "
+            f"full or read-only, and there is no room for a copy to read ({error.strerror}): make "
+            "room on either (TMPDIR names another temporary folder); nothing stored was lost"
+        ) from error
+    return _prepared(db, path, read_only=True)
+
+
+def _prepared(db: sqlite3.Connection, path: Path, *, read_only: bool) -> sqlite3.Connection:
+    try:
+        _prepare(db, path, read_only=read_only)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _open(path: Path, *, read_only: bool) -> sqlite3.Connection:
@@ -103,11 +141,11 @@ def _is_still(path: Path) -> bool:
 
 def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     known = len(migrations())
-    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    version = _version(db)
     if version > known:
         raise StoreError(
             f"{path} was written by a newer pichak-fleet (schema {version}; this one knows "
-            f"{known}): upgrade this one, or set PICHAK_HOME to another folder"
+            f"{known}): upgrade this one, or {_ELSEWHERE}"
         )
     if read_only:
         db.execute("PRAGMA query_only = ON")
@@ -119,8 +157,8 @@ def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(
-            f"{path} lies on a file system that cannot hold a WAL database: set PICHAK_HOME to a "
-            "folder on a local disk"
+            f"{path} lies on a file system that cannot hold a WAL database: {_ELSEWHERE}, on a "
+            "local disk"
         )
     db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     if path.stat().st_size <= CHECKED_BYTES:
@@ -137,7 +175,7 @@ def _migrate(db: sqlite3.Connection, known: int) -> None:
     """
     with transaction(db):
         # Another process may have migrated between our look and our lock.
-        version: int = db.execute("PRAGMA user_version").fetchone()[0]
+        version = _version(db)
         if version >= known:
             return
         for script in migrations()[version:]:
@@ -210,7 +248,7 @@ def translated(path: Path, *, files: bool = True) -> Iterator[None]:
         if not files:
             raise
         raise StoreError(
-            f"{path}: {error.strerror or error}; set PICHAK_HOME to a folder that can be written"
+            f"{path}: {error.strerror or error}; {_ELSEWHERE}, where it can be written"
         ) from error
 
 
@@ -220,12 +258,9 @@ def _advice(text: str) -> str:
     if "full" in text:
         return ": make room on the disk and run it again; nothing stored was lost"
     if "disk I/O" in text:
-        return (
-            ": its disk is full or failing (`df`); SQLite needs some room beside the file even to "
-            "read it; nothing stored was lost"
-        )
+        return ": its disk is full or failing (`df`); nothing stored was lost"
     if "readonly" in text or "unable to open" in text:
-        return ": set PICHAK_HOME to a folder that can be written"
+        return f": {_ELSEWHERE}, where it can be written"
     return ""
 
 
@@ -233,7 +268,7 @@ def _refuse_foreign(path: Path) -> None:
     """Judge by the header alone: opening a stranger's database could already change it."""
     with translated(path), path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
-    way_out = "move it away, or set PICHAK_HOME to another folder"
+    way_out = f"move it away, or {_ELSEWHERE}"
     if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:
         raise CorruptStoreError(
             f"{path} is not a SQLite database, or its beginning is damaged. It was left as it is; "
@@ -247,7 +282,6 @@ def _needs_a_writer(path: Path) -> bool:
     """Whether the schema is older, or a crash left a journal to undo: no reader can do that."""
     with contextlib.closing(_open(path, read_only=True)) as db:
         try:
-            version: int = db.execute("PRAGMA user_version").fetchone()[0]
+            return _version(db) < len(migrations())
         except sqlite3.OperationalError:
             return True
-        return version < len(migrations())

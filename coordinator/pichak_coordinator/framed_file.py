@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -145,28 +145,36 @@ class FrameWriter:
         return FramedFileError(f"{self._beside} cannot be written: {error.strerror or error}")
 
 
-def read_frames(path: Path, *, partial: bool = False) -> Iterator[dict[str, Any] | bytes]:
+def read_frames(
+    path: Path, *, partial: bool = False, on_cut: Callable[[], None] = lambda: None
+) -> Iterator[dict[str, Any] | bytes]:
     """Objects as dicts and outcomes as bytes, in their order.
 
     `FramedFileError` for what is not such a file, and at the first frame that is not whole: unless
-    `partial`, where the frames before it are all there is. Only one frame is held in memory.
+    `partial`, where the frames before it are all there is, and `on_cut` is told at the end of them.
+    Only one frame is held in memory.
     """
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
             if magic != MAGIC:
                 raise FramedFileError(f"{path}: {_not_ours(magic)}")
-            yield from _frames(path, file, partial)
+            whole = yield from _frames(path, file, partial)
+            if not whole:
+                on_cut()
     except OSError as error:
         raise FramedFileError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _frames(path: Path, file: BinaryIO, partial: bool) -> Iterator[dict[str, Any] | bytes]:
+def _frames(
+    path: Path, file: BinaryIO, partial: bool
+) -> Generator[dict[str, Any] | bytes, None, bool]:
+    """The frames; returns whether their end was there."""
     for number in range(MAX_FRAMES):
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
             if partial:
-                return
+                return False
             raise _cut(path, number)
         kind, length, digest = _HEAD.unpack(head)
         if kind not in (_OBJECT, _OUTCOME, _END) or length > MAX_BYTES:
@@ -174,14 +182,14 @@ def _frames(path: Path, file: BinaryIO, partial: bool) -> Iterator[dict[str, Any
         content = file.read(length)
         if len(content) < length:
             if partial:
-                return
+                return False
             raise _cut(path, number)
         if _digest(kind, content) != digest:
             raise FramedFileError(f"{path}: part {number + 1} is damaged; copy the file again")
         if kind == _END:
             if content != _COUNT.pack(number) or file.read(1):
                 raise FramedFileError(f"{path}: its end is not where it should be; copy it again")
-            return
+            return True
         if kind == _OUTCOME:
             yield content
             continue
@@ -202,7 +210,7 @@ def _digest(kind: bytes, content: bytes) -> bytes:
 def _cut(path: Path, whole: int) -> FramedFileError:
     return FramedFileError(
         f"{path} ends in the middle, behind {whole} whole part{'' if whole == 1 else 's'}: copy it "
-        "again; if the probe itself was killed, --partial takes what is whole"
+        "again; where there is no more of it, --partial takes what is whole"
     )
 
 

@@ -60,6 +60,7 @@ class Added:
     held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
     new: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
     newest: tuple[str, ...] = ()
+    cut: bool = False
 
     @property
     def changed(self) -> bool:
@@ -69,14 +70,20 @@ class Added:
     def sentence(self) -> str:
         runs, outcomes = self.held["runs"], self.held["outcomes"]
         text = f"history of {_count(runs, 'run')} with {_count(outcomes, 'result')}"
+        if self.cut:
+            text += ", which is what is whole of a file that ends too early"
         if not self.changed:
             return f"{text}, all of it imported before; nothing changed"
-        return f"{text}, of which {self.new['runs']} and {self.new['outcomes']} are new here"
+        text += f", of which {self.new['runs']} and {self.new['outcomes']} are new here"
+        if self.cut and self.new["runs"]:
+            text += "; those runs stand as not finished, until the whole file is imported"
+        return text
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         status = "new" if self.changed else "known"
-        return {"status": status, "rows": dict(self.held), "new_rows": dict(self.new)}
+        rows = {"rows": dict(self.held), "new_rows": dict(self.new)}
+        return {"status": status, "cut": self.cut, **rows}
 
 
 def export_history(
@@ -126,19 +133,29 @@ def is_history(path: Path) -> bool:
     return isinstance(head, dict) and head.get("file") == _KIND
 
 
-def import_history(store: Store, path: Path) -> Added:
-    """Read a file into the store: all of it, or nothing and `FramedFileError`."""
+def import_history(store: Store, path: Path, *, partial: bool = False) -> Added:
+    """Read a file into the store: all of it, or nothing and `FramedFileError`.
+
+    With `partial` all is what is whole in a file that ends too early. Findings stand at the end of
+    a file, so that runs which came that way are left without their end: nobody takes them for
+    complete, and the whole file, imported later, completes them.
+    """
     try:
         with store.atomically():
-            return _import(store, path)
+            return _import(store, path, partial)
     except FramedFileError:
         raise
     except (MessageError, ValueError, sqlite3.IntegrityError) as error:
         raise FramedFileError(f"{path}: {error}; nothing of it was imported") from error
 
 
-def _import(store: Store, path: Path) -> Added:
-    frames = read_frames(path)
+def _import(store: Store, path: Path, partial: bool) -> Added:
+    added = Added()
+
+    def on_cut() -> None:
+        added.cut = True
+
+    frames = read_frames(path, partial=partial, on_cut=on_cut)
     head = next(frames, None)
     if not isinstance(head, dict) or head.get("file") != _KIND:
         raise ValueError("not a file of `pichak export`")
@@ -148,9 +165,9 @@ def _import(store: Store, path: Path) -> Added:
             f"{str(head.get('store'))[:20]}; here {SCHEMA} and {store.schema()}): install the same "
             "pichak-fleet version on both machines"
         )
-    added = Added()
     columns = {table: store.columns(table) for table in TABLES}
     newest = (float("-inf"), "")
+    fresh: list[str] = []
     for record in frames:
         if isinstance(record, bytes):
             raise ValueError("a result without its row")
@@ -159,6 +176,8 @@ def _import(store: Store, path: Path) -> Added:
             raise ValueError("a part that is no row of any table")
         if table == "outcomes":
             data = next(frames, None)
+            if data is None and added.cut:
+                break
             if not isinstance(data, bytes):
                 raise ValueError("a row of outcomes without its result")
             check_row(table, row, [c for c in columns[table] if c != "data"])
@@ -168,8 +187,15 @@ def _import(store: Store, path: Path) -> Added:
             new = _put_row(store, table, row)
         added.held[table] += 1
         added.new[table] += new
+        if table == "runs" and new:
+            fresh.append(row["run"])
         if table == "runs" and row["command"] not in ("net", "fleet watch"):
             newest = max(newest, (row["started_unix"], row["run"]))
+    if added.cut and not any(added.held.values()):
+        raise ValueError("nothing in it is whole: copy it again")
+    if added.cut:
+        for run in fresh:
+            store.reopen_run(run)
     added.newest = (newest[1],) if newest[1] else ()
     return added
 

@@ -6,7 +6,7 @@ The store fills them, `judge`, `compare` and `pick` read them, and tests write t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -221,6 +221,12 @@ class Run:
     finished_unix: float | None = None
     command: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def simulated(self, rows: Sequence[Row]) -> bool:
+        """Whether its time is a simulation's, `rows` being its own: no machine took it."""
+        if self.settings.get("simulated"):
+            return True
+        return self.command == "import" and bool(rows) and all(r.node.simulated for r in rows)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,17 @@ _STEP_SECONDS = {"quick": 3.0, "full": 20.0}
 
 #: Seconds that collecting gradients for the noise scale may take inside the task job.
 _NOISE_SECONDS = {"quick": 30.0, "full": 180.0}
+
+
+_WHOLE, _MAYBE, _REAL = (int,), (int, type(None)), (int, float)
+#: What a setting is that is no text.
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("seq_len", "limit", "memory_cap_bytes", "sample", "target_tokens"), _MAYBE),
+    **dict.fromkeys(("seed", "lora_rank"), _WHOLE),
+    **dict.fromkeys(("seq_quantile", "headroom"), _REAL),
+    "only": (list, tuple),
+    "gradient_checkpointing": (bool,),
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,32 @@ class ProfileRequest:
             "limit": self.limit,
             "memory_cap_bytes": self.memory_cap_bytes,
             "seed": self.seed,
+            "lora_rank": self.lora_rank,
+            "directory": self.directory,
+            "only": list(self.only),
+            "seq_quantile": self.seq_quantile,
+            "sample": self.sample,
+            "headroom": self.headroom,
+            "target_tokens": self.target_tokens,
+            "dtype": self.dtype,
+            "gradient_checkpointing": self.gradient_checkpointing,
         }
+
+    def with_settings(self, settings: Mapping[str, Any]) -> ProfileRequest:
+        """This request with what a stored run was asked, as far as its `settings` say it.
+
+        `ValueError` for settings that no request has: they may have come in a file.
+        """
+        kept = {name: settings[name] for name in self.settings() if name in settings}
+        for name, value in kept.items():
+            allowed = _TYPES.get(name, (str,))
+            if type(value) not in allowed:
+                raise ValueError(f"its {name} is {str(value)[:40]!r}, which cannot be")
+        if "data" in kept:
+            kept["data"] = Path(kept["data"]) if kept["data"] else None
+        if "only" in kept:
+            kept["only"] = tuple(map(str, kept["only"]))
+        return replace(self, **kept)
 
     def _job(self, job_id: str, attempt: int, kind: str, params: dict[str, Any]) -> Job:
         # Its own time begins when the GPU is free; waiting for that comes on top.

@@ -85,10 +85,11 @@ def _links_of(store: Reader, run: str, wanted: set[str]) -> StoredLinks:
         data = store.outcome_bytes(job.job_id, 1)
         if data is None:
             continue
-        readings = read_outcome(data).fingerprint
+        parts = read_outcome(data)
+        readings = parts.fingerprint
         for peer in {name.split(".")[1] for name in readings if name.count(".") == 2}:
             server = peers.get(peer)
-            link = _link(readings, peer, run)
+            link = _link(readings, peer, run, parts.outcome.simulated)
             if link is not None and server in wanted and server != job.node:
                 links[unordered(job.node, server)] = link
     ranks = [job for job in jobs if job.kind == "collective"]
@@ -104,7 +105,7 @@ def peers_of(tested: Sequence[str], rows: Mapping[str, Row]) -> dict[str, str]:
     return {name: node for name, node in zip(names, tested, strict=True) if names.count(name) == 1}
 
 
-def _link(readings: Fingerprint, peer: str, run: str) -> Link | None:
+def _link(readings: Fingerprint, peer: str, run: str, simulated: bool) -> Link | None:
     parts = [
         number(readings.get(f"network.{peer}.{part}"))
         for part in ("send_mb_s", "receive_mb_s", "rtt_ms")
@@ -112,7 +113,8 @@ def _link(readings: Fingerprint, peer: str, run: str) -> Link | None:
     send, receive, rtt = parts
     if send is None or receive is None or rtt is None or min(send, receive) <= 0 or rtt < 0:
         return None
-    return Link(min(send, receive), rtt, f"measured in {run}, the slower direction")
+    how = "simulated, no machine was measured:" if simulated else "measured"
+    return Link(min(send, receive), rtt, f"{how} in {run}, the slower direction")
 
 
 def _reduced(nodes: Sequence[str], rows: Mapping[str, Row], run: str) -> Reduced | None:

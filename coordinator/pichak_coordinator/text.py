@@ -37,10 +37,11 @@ def _shown(char: str, keep_newlines: bool) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def json_text(record: Any, *, indent: int | None = None) -> str:
-    """`record` as JSON in which letters of any script stay as they are, and what a terminal would
-    obey is escaped; `ValueError` for NaN or an infinity, which are not JSON."""
-    text = json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False)
+def json_text(record: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
+    """`record` as JSON in which letters of any script stay as they are (unless `ascii_only`), and
+    what a terminal would obey is escaped; `ValueError` for NaN or an infinity, which are not JSON.
+    """
+    text = json.dumps(record, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
     if text.isascii() and "\x7f" not in text:
         return text  # json escapes the other control characters itself
     return "".join(_escaped(c) if c > "~" else c for c in text)

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,30 @@ def test_a_history_on_a_read_only_mount_can_be_read(path: Path, tmp_path: Path) 
         assert "alpha" in done.stdout
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["alpha", "alpha (simulated)", "alpha cuda:0", "alpha cuda:0 (simulated)"]
+)
+def test_a_node_may_be_named_as_tables_show_it(path: Path, name: str) -> None:
+    done = call("fleet", "history", name, "--store", path)
+    assert done.exit_code == 0, done.output
+    assert "disk.read_mb_s" in done.stdout
+
+
+def test_a_time_in_markdown_is_a_date(path: Path) -> None:
+    asked = ["fleet", "history", "alpha", "disk.read_mb_s", "--store", path, "--format"]
+    head, _, row = call(*asked, "md").stdout.splitlines()
+    assert head.split(" | ")[2] == "time"
+    datetime.strptime(row.split(" | ")[2], "%Y-%m-%d %H:%M:%S")
+    assert "time_unix" in call(*asked, "csv").stdout
+
+
+@pytest.mark.parametrize("start", ["1969-12-31", "9991-01-01"])
+def test_a_day_that_sorts_wrongly_is_refused(start: str) -> None:
+    done = call("fleet", "simulate", "--nodes", "1", "--days", "1", "--start", start)
+    assert done.exit_code == 2
+    assert f"--start {start}: a day of the years 1970 to 9990" in done.stderr
 
 
 def test_the_probes_of_a_watch_hide_no_profile(path: Path) -> None:

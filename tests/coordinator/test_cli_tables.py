@@ -71,14 +71,76 @@ def test_of_a_thousand_the_summary_comes_first_then_the_worst(store: Path) -> No
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[0] == ("1,000 machines, 1,000 devices; 999 measured; 1 failed; 10 confirmed fail")
-    assert lines[1] == "With findings or failures: 11 of 1,000, the worst first"
+    assert lines[1] == "Nothing came from 1 of 1,000: h0999 (it never answered)"
+    assert lines[2] == "With findings or failures: 10 of 1,000, the worst first"
     hosts = [line.split()[0] for line in lines if line.startswith("h") and "failed:" not in line]
-    # The one that gave nothing, the ten slow ones by speed, and the fastest twenty.
+    # The ten slow ones by speed, and the fastest twenty.
     slow = [f"h{i:04d}" for i in range(907, 0, -100)]
     fastest = [f"h{i:04d}" for i in range(998, 978, -1)]
-    assert hosts[:31] == ["h0999", *slow, *fastest]
+    assert hosts[:30] == [*slow, *fastest]
     assert len(lines) < 80
     assert "--all" in done.stdout
+
+
+def test_the_worst_of_those_that_answered_are_shown_not_the_lost_ones(tmp_path: Path) -> None:
+    """Two hundred of a thousand are lost: one line, and the slow ones are not hidden by them."""
+    path = filled(tmp_path / "lost.db", 1000)
+    with Store.open(path) as made:
+        run = made.begin_run("fleet profile", {})
+        hellos = [{"machine_id": f"m{i}", "host": f"h{i:04d}"} for i in range(60)]
+        nodes = made.record_nodes(run, hellos)
+        with made.atomically():
+            for i, node in enumerate(nodes):
+                if i < 50:
+                    why = f"h{i:04d} died" if i < 45 else "it did not answer in time"
+                    made.record_node(run, hellos[i], node=node, error=why)
+                    lost = Finding("node_silent", "fail", f"h{i:04d} is lost", {}, "confirmed")
+                    made.record_findings(run, node, "cpu", [lost])
+                    continue
+                found = Fingerprint()
+                found.add(Measurement("disk.read_mb_s", 900.0, "MB/s", "timed", 9, 1.0))
+                result = {"fingerprint": found.to_dict()}
+                job = Job(f"{run}-{i}", 1, "fingerprint", {}, 9.0)
+                made.record_job(run, job, node=node, device="cpu")
+                made.record_outcome(encode(Outcome(job.job_id, 1, "fingerprint", "ok", result)))
+                if i == 55:
+                    bad = Finding("disk_slow", "warn", "h0055 is slow", {}, "confirmed")
+                    made.record_findings(run, node, "cpu", [bad])
+        made.finish_run(run)
+    lines = call("compare", "--store", path, columns=200).stdout.splitlines()
+    first = next(line for line in lines if line.startswith("Nothing came from"))
+    assert first == (
+        "Nothing came from 50 of 60: h0000, h0001, h0002, h0003, h0004 and 45 more "
+        "(45: … died; 5: it did not answer in time)"
+    )
+    worst = lines.index("With findings or failures: 1 of 60, the worst first")
+    assert any(line.startswith("h0055") for line in lines[worst:])
+    assert any("h0055 is slow" in line for line in lines)
+    assert not any("is lost" in line for line in lines)
+    assert sum(" failed: " in line for line in lines) == 0
+
+
+def test_csv_and_markdown_say_all_that_the_table_says(few: Path) -> None:
+    (slow,) = [row for row in table("compare", "--store", few, "--plans") if row["host"] == "h0007"]
+    assert slow["all_findings"] == "fail, confirmed: h0007 is slow"
+    assert (slow["plan.seconds_per_step"], slow["plan.seconds_per_step.source"]) == ("1.0", "timed")
+    picked = [row["pick"] for row in table("compare", "--store", few) if row["pick"]]
+    assert len(picked) == 1
+    assert picked[0].startswith("Pick h0006")
+    assert "plan.seconds_per_step" not in table("compare", "--store", few)[0]
+    text = call("compare", "--store", few, "--format", "md", "--plans").stdout
+    assert "- h0007, fail, confirmed: h0007 is slow" in text
+    assert "\n## h0007\n" in text
+    assert "    seconds_per_step     1 s\n        timed\n" in text
+    assert "## h0007" not in call("compare", "--store", few, "--format", "md").stdout
+
+
+def test_a_column_without_a_value_is_no_silent_order(few: Path) -> None:
+    done = call("compare", "--store", few, "--sort", "cost")
+    assert done.exit_code == 0
+    assert "--sort cost: nothing gives any device a value" in done.stderr
+    assert "--prices FILE" in done.stderr
+    assert call("compare", "--store", few, "--sort", "disk").stderr == ""
 
 
 def test_all_shows_every_one(store: Path) -> None:

@@ -29,9 +29,19 @@ def test_an_address_where_nothing_listens_is_said_at_once() -> None:
         Cluster(f"127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("address", ["nonsense", "host:", "host:port", "127.0.0.1:999999"])
+@pytest.mark.parametrize(
+    "address",
+    ["nonsense", "host:", "host:port", "127.0.0.1:999999", "10.0.0.1:99999", "h:0", ":6379"],
+)
 def test_what_is_no_address_is_said(address: str) -> None:
-    with pytest.raises(ClusterError, match=r"address|answers"):
+    with pytest.raises(ClusterError, match="is not a cluster's address: write HOST:PORT"):
+        Cluster(address)
+
+
+@pytest.mark.parametrize("address", ["", "  "])
+def test_an_empty_address_is_no_local_ray(address: str) -> None:
+    """A variable that was not set must not profile this machine instead of the fleet."""
+    with pytest.raises(ClusterError, match="the address is empty"):
         Cluster(address)
 
 
@@ -154,3 +164,15 @@ def test_auto_that_names_a_cluster_which_is_gone_is_said_at_once(
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     with pytest.raises(ClusterError, match=f"'auto' is the cluster at 127.0.0.1:{port}"):
         Cluster("auto")
+
+
+@pytest.mark.parametrize(("host", "refused"), [("10.1.2.3", True), ("127.0.0.1", False)])
+def test_auto_is_judged_by_the_address_that_it_stands_for(
+    host: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field case 92: a head that was started here listens on the machine's own address."""
+    monkeypatch.setenv("RAY_ADDRESS", f"{host}:{free_port()}")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ClusterError) as caught:
+        Cluster("auto")
+    assert ("without authentication" in str(caught.value)) is refused

@@ -65,6 +65,9 @@ def test_which_run_can_go_on(tmp_path: Path) -> None:
         assert count_ended(store, run) == (0, 5)
         with pytest.raises(ValueError, match="depth 'quick' where now 'full' is asked"):
             run_to_go_on(store, COMMAND, {**settings, "depth": "full"})
+        # What the run does not say of itself, or nobody asks for now, differs from nothing.
+        assert run_to_go_on(store, COMMAND, {}).run == run
+        assert run_to_go_on(store, COMMAND, {**settings, "headroom": 0.5}).run == run
         store.finish_run(run)
         with pytest.raises(ValueError, match="nothing to resume"):
             run_to_go_on(store, COMMAND, settings)

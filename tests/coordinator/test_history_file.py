@@ -261,6 +261,40 @@ def test_cut_and_foreign_files_leave_the_store_as_it_is(
     assert rows(target.path) == before
 
 
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.999])
+def test_what_is_whole_of_a_cut_file_can_be_taken(
+    source: Store, target: Store, tmp_path: Path, share: float
+) -> None:
+    fill(source, 2)
+    path = tmp_path / "h.mpk"
+    export_history(source, path, None)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    whole = [f for f in read_frames(path, partial=True) if not isinstance(f, bytes)]
+    added = import_history(target, path, partial=True)
+    assert added.cut
+    # The header is no row, and neither is an outcome's row whose bytes are behind the cut.
+    missing = sum(f.get("table") == "outcomes" for f in whole) - added.new["outcomes"]
+    assert missing in (0, 1)
+    assert sum(added.new.values()) == len(whole) - 1 - missing > 0
+    assert "ends too early" in added.sentence
+    assert all(run.finished_unix is None for run in target.runs())
+    path.write_bytes(data)
+    import_history(target, path)
+    assert rows(target.path) == rows(source.path)
+
+
+def test_a_cut_file_of_which_nothing_is_whole(source: Store, target: Store, tmp_path: Path) -> None:
+    fill(source, 1)
+    path = tmp_path / "h.mpk"
+    export_history(source, path, None)
+    size = len(path.read_bytes()[:150])
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(FramedFileError, match="nothing in it is whole"):
+        import_history(target, path, partial=True)
+    assert not target.runs()
+
+
 def test_an_export_that_fails_leaves_nothing(
     source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

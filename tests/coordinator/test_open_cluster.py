@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from pichak_coordinator import cluster
+from pichak_coordinator.cli import app
 from pichak_coordinator.cluster import Cluster, ClusterError
 from pichak_coordinator.open_cluster import serves_without_token
 
@@ -73,6 +75,30 @@ def test_an_open_cluster_is_refused_off_loopback(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cluster, "_is_loopback", lambda _address: False)
     with answering(OPEN) as port, pytest.raises(ClusterError, match="answers without a token"):
         Cluster(f"127.0.0.1:{port}")
+
+
+def test_auto_that_stands_for_an_open_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_is_loopback", lambda address: address == "auto")
+    with answering(OPEN) as port:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        with pytest.raises(ClusterError, match="answers without a token"):
+            Cluster("auto")
+
+
+@pytest.mark.parametrize("token_file", [True, False])
+def test_an_agent_with_a_token_joins_no_open_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_file: bool
+) -> None:
+    monkeypatch.setattr(cluster, "_is_loopback", lambda _address: False)
+    monkeypatch.setenv("PICHAK_HOME", str(tmp_path / "home"))
+    (tmp_path / "token").write_text("t" * 48)
+    (tmp_path / "token").chmod(0o600)
+    given = ["--token-file", str(tmp_path / "token")] if token_file else []
+    with answering(OPEN) as port:
+        run = ["agent", "run", "--address", f"127.0.0.1:{port}", *given]
+        done = CliRunner().invoke(app, run)
+    assert done.exit_code == 2, done.output
+    assert "answers without a token" in done.output
 
 
 def head(folder: Path, host: str, port: int, mode: str) -> subprocess.Popen[bytes]:

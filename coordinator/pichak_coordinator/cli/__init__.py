@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from pichak_coordinator.cli.common import EXIT_INTERRUPTED, EXIT_NOTHING, end_on_sigterm
+from pichak_coordinator.cli.encoding import plain_where_needed
 from pichak_core import __version__
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -74,6 +75,7 @@ def app(ctx: click.Context, debug: bool) -> None:
 def main() -> None:
     """Entry point: every way to end has its exit code, and no traceback without --debug."""
     debug = "--debug" in sys.argv[1:]
+    plain_where_needed()
     end_on_sigterm()
     try:
         code: Any = app.main(standalone_mode=False)

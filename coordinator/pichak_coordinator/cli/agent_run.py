@@ -9,6 +9,7 @@ import re
 import socket
 import stat
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pichak_agent.service import RayStart, Service
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+#: The service looks at nothing else meanwhile.
+_ASK_SECONDS = 2.0
 _OTHER_SYSTEMS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
@@ -108,6 +111,7 @@ def run(
     _check_token(token_file)
     if token_file is None:
         _check_open(address, insecure)
+    may_join = partial(_why_not_joined, address, insecure)
     _check_name(name)
     how = RayStart(
         address,
@@ -121,12 +125,13 @@ def run(
         _ray_options(ray_options),
     )
     if simulate is None:
-        service = Service(how, name or socket.gethostname(), _say, Beside(metrics_port, _say))
+        beside = Beside(metrics_port, _say)
+        service = Service(how, name or socket.gethostname(), _say, beside)
     else:
         if metrics_port is not None:
             raise UserError("--metrics-port: a simulated host has no readings; leave it out")
         service = _simulated(how, simulate)
-    service.even_if_another = even_if_another
+    service.even_if_another, service.objection = even_if_another, may_join
     _tell_warnings()
     try:
         service.run()
@@ -188,8 +193,9 @@ def _check_system() -> None:
 
 
 def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host.strip("[]") or not port.isdigit() or not 0 < int(port) < 65536 or "/" in address:
+    from pichak_coordinator.cluster import is_address
+
+    if not is_address(address):
         raise UserError(
             f"--address {address}: write HOST:PORT, as `ray start --head` shows it on the head "
             "(Ray's default port is 6379)"
@@ -223,6 +229,17 @@ def _check_open(address: str, insecure: bool) -> None:
         refuse_open_cluster(address, insecure=insecure)
     except ClusterError as error:
         raise UserError(str(error)) from error
+
+
+def _why_not_joined(address: str, insecure: bool) -> str:
+    """Why a cluster that answers is not to be joined, "" where it may be."""
+    from pichak_coordinator.cluster import ClusterError, refuse_cluster_without_token
+
+    try:
+        refuse_cluster_without_token(address, insecure=insecure, timeout_seconds=_ASK_SECONDS)
+    except ClusterError as error:
+        return str(error)
+    return ""
 
 
 def _labels(text: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from pichak_coordinator.cli.encoding import is_unicode
 from pichak_coordinator.text import json_text, printable
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def json_option(command: Command) -> Command:
 
 def print_json(record: Any) -> None:
     """One JSON document on stdout; never NaN or Infinity, which are not JSON."""
-    _stdout()
-    click.echo(json_text(record, indent=1))
+    click.echo(json_text(record, indent=1, ascii_only=not is_unicode(_stdout())))
 
 
 def out() -> Console:

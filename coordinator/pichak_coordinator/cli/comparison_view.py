@@ -6,13 +6,14 @@ sequence of its own reaches the terminal.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pichak_coordinator.changes import Change, by_node
 from pichak_coordinator.compare import Column, Comparison, Line, show
 from pichak_coordinator.records import Finding, Row
-from pichak_coordinator.text import printable
+from pichak_coordinator.text import printable, shortened
 from pichak_core.plan import Plan, Value
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _FEW_FAILED, _MOST_PRINTED = 3, 24
 #: Of more devices a person is shown a summary, the worst and the first; `every` shows all.
 MOST_LINES = 40
 _BLOCK = 20
+_REASONS, _MOST_REASON, _MOST_NAMES = 3, 120, 5
 
 _SEVERITY_STYLE = {"fail": "bold red", "warn": "yellow", "info": "dim"}
 
@@ -67,7 +69,10 @@ def render_comparison(comparison: Comparison, console: Console, *, every: bool =
     if left_out:
         names = ", ".join(c.heading for c in left_out)
         _say(console, f"not shown for want of room: {names} (--json has them)", "dim")
+    large = len(lines) > MOST_LINES and not every
     failed = [line.row for line in lines if line.row.error]
+    if large:
+        failed = [row for row in failed if row.measured]  # the others are in one line of the head
     told = failed if every else failed[:_MOST_FINDINGS]
     for row in told:
         _say(console, f"{row.node.label} failed: {row.error}", "red")
@@ -76,7 +81,7 @@ def render_comparison(comparison: Comparison, console: Console, *, every: bool =
         _say(console, f"{len(failed) - len(told)} more failed (--all has them)", "red")
     if comparison.notes:
         _say(console, "\n".join(comparison.notes[:_MOST_FINDINGS]), "dim")
-    _findings([line.row for line in lines], console)
+    _findings([line.row for line in lines], console, of_measured=large)
 
 
 def _printed(row: Row, console: Console, *, few: bool) -> None:
@@ -97,17 +102,41 @@ def _blocks(comparison: Comparison, every: bool) -> list[tuple[str, Sequence[Lin
         return []
     if every or len(lines) <= MOST_LINES:
         return [("", lines)]
-    bad = [line for line in lines if line.row.error or _severe(line.row)]
+    bad = [line for line in lines if line.row.measured and (line.row.error or _severe(line.row))]
     # Stable: of two that are as bad, the one that stands first in the table.
     bad.sort(key=lambda line: (not line.row.error, _worst(line.row)))
+    head = "\n".join([summary(lines), *_lost(lines)])
     blocks: list[tuple[str, Sequence[Line]]] = []
     if bad:
         cut = f", the worst {_BLOCK}" if len(bad) > _BLOCK else ", the worst first"
         title = f"With findings or failures: {len(bad):,} of {len(lines):,}{cut}"
-        blocks.append((f"{summary(lines)}\n{title}", bad[:_BLOCK]))
+        blocks.append((f"{head}\n{title}", bad[:_BLOCK]))
     first = f"The first {_BLOCK} of {len(lines):,} (--all shows every one)"
-    blocks.append((first if bad else f"{summary(lines)}\n{first}", lines[:_BLOCK]))
+    blocks.append((first if bad else f"{head}\n{first}", lines[:_BLOCK]))
     return blocks
+
+
+def _lost(lines: Sequence[Line]) -> list[str]:
+    """One line for those of which there is nothing to show: how many, and why."""
+    lost = [line.row for line in lines if not line.row.measured]
+    if not lost:
+        return []
+    reasons = Counter(shortened(_reason(row), _MOST_REASON) for row in lost)
+    told = [f"{count:,}: {why}" for why, count in reasons.most_common(_REASONS)]
+    rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS))
+    told += [f"{rest:,}: something else"] if rest else []
+    told = list(reasons) if len(reasons) == 1 else told
+    names = ", ".join(row.node.label for row in lost[:_MOST_NAMES])
+    names += f" and {len(lost) - _MOST_NAMES:,} more" if len(lost) > _MOST_NAMES else ""
+    return [f"Nothing came from {len(lost):,} of {len(lines):,}: {names} ({'; '.join(told)})"]
+
+
+def _reason(row: Row) -> str:
+    """Its error without what differs from node to node: its own names, addresses, ids."""
+    text = row.error or "no error was told"
+    for name in sorted({row.node.host, row.node.address, row.node.node, row.node.alias} - {""}):
+        text = text.replace(name, "…")
+    return text
 
 
 def _worst(row: Row) -> tuple[int, bool]:
@@ -125,9 +154,12 @@ def summary(lines: Sequence[Line]) -> str:
     machines = len({row.node.node for row in rows})
     parts = [
         f"{machines:,} machines, {len(rows):,} devices",
-        f"{sum(row.measured for row in rows):,} measured",
+        f"{sum(row.measured and not row.node.simulated for row in rows):,} measured",
         f"{sum(bool(row.error) for row in rows):,} failed",
     ]
+    simulated = sum(row.measured and row.node.simulated for row in rows)
+    if simulated:
+        parts.insert(1, f"{simulated:,} simulated")
     for severity in ("fail", "warn"):
         for state in ("confirmed", "suspected"):
             count = found.count((severity, state))
@@ -280,20 +312,23 @@ def _cards(comparison: Comparison, lines: Sequence[Line], console: Console) -> N
     console.print()
 
 
-def _findings(rows: Sequence[Row], console: Console) -> None:
-    """Warnings and failures in full; a large fleet's mild ones are only counted."""
+def _findings(rows: Sequence[Row], console: Console, *, of_measured: bool) -> None:
+    """Warnings and failures in full; a large fleet's mild ones are only counted, and with
+    `of_measured` those of devices that gave nothing."""
     found = [(f.order, row.node.label, f) for row in rows for f in row.findings]
     found.sort(key=lambda entry: entry[0])
-    worth = [entry for entry in found if entry[2].severity != "info"]
+    silent = {row.node.label for row in rows if of_measured and not row.measured}
+    worth = [e for e in found if e[2].severity != "info" and e[1] not in silent]
     for _, label, finding in worth[:_MOST_FINDINGS]:
         style = _SEVERITY_STYLE[finding.severity]
-        _say(console, f"{label}, {_certainty(finding)}: {finding.sentence}", style)
+        _say(console, f"{label}, {certainty(finding)}: {finding.sentence}", style)
     rest = len(found) - min(len(worth), _MOST_FINDINGS)
     if rest:
         _say(console, f"{rest} more finding{'s' * (rest > 1)} (--json has them)", "dim")
 
 
-def _certainty(finding: Finding) -> str:
+def certainty(finding: Finding) -> str:
+    """How bad it is and how sure."""
     low = ", low confidence" if finding.confidence == "low" else ""
     return f"{finding.severity}, {finding.state}{low}"
 

@@ -52,8 +52,9 @@ def compare(
     as_json: bool,
 ) -> int:
     """Show the comparison of a RUN (an id, its beginning, or a name; default: the newest)."""
+    from pichak_coordinator.cli.comparison_forms import print_run_as
     from pichak_coordinator.cli.run_choice import chosen_run
-    from pichak_coordinator.cli.run_view import Shown, comparison_of, print_run, run_as_dict
+    from pichak_coordinator.cli.run_view import Shown, print_run, run_as_dict
 
     book = prices_of(prices)
     form = chosen_format(form, as_json)
@@ -64,10 +65,8 @@ def compare(
         shown = Shown(sort, book, by, every)
         if form == "json":
             print_json(run_as_dict(store, chosen, rows, shown))
-        elif form == "csv":
-            click.echo(comparison_of(rows, shown).to_csv(), nl=False)
-        elif form == "md":
-            click.echo(comparison_of(rows, shown).to_markdown(), nl=False)
+        elif form != "table":
+            print_run_as(store, chosen, rows, shown, form, plans=plans)
         else:
             print_run(store, chosen, rows, shown, out(), plans=plans)
     return EXIT_DONE if any(row.measured for row in rows) else EXIT_NOTHING

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import click
 from pichak_coordinator.cli.common import EXIT_NOTHING, UserError, json_option, out, print_json
 from pichak_coordinator.cli.options import open_store, store_option
 from pichak_coordinator.cli.tables import chosen_format, format_option, print_records
-from pichak_coordinator.records import Point, Run
+from pichak_coordinator.records import NodeRecord, Point, Row, Run
 from pichak_coordinator.text import printable
 from pichak_core.plan import format_number
 
+_BEHIND_HOST = re.compile(r"( (cpu|cuda:[0-9]+))?( \(simulated\))?$")
 _BAR = 24
 #: What stands beside a bar: time, device, value, spread and a note.
 _BESIDE_BAR = 68
@@ -43,7 +46,10 @@ def history(
     form: str,
     as_json: bool,
 ) -> int:
-    """Show stored runs; with a NODE (identity or host) its metrics, with a METRIC its values."""
+    """Show stored runs; with a NODE its metrics, with a METRIC of it the values.
+
+    NODE is an identity, a host, an address, or the name that a table shows.
+    """
     form = chosen_format(form, as_json)
     with open_store(store_path, read_only=True) as store:
         if not node:
@@ -69,7 +75,8 @@ def history(
     elif form == "table":
         _print_points(points)
     else:
-        print_records(_plain(points), form, right=("value", "spread", "samples"))
+        shown = _plain(points, readable=form == "md")
+        print_records(shown, form, right=("value", "spread", "samples"))
     return 0
 
 
@@ -79,10 +86,8 @@ def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
         {
             "run": run.run,
             "started": _clock(run.started_unix),
-            "seconds": round(run.finished_unix - run.started_unix, 1)
-            if run.finished_unix
-            else None,
-            "rows": len(rows := store.rows_of(run.run, curves=False)),
+            "seconds": _seconds(run, rows := store.rows_of(run.run, curves=False)),
+            "rows": len(rows),
             "failed": sum(bool(row.error) for row in rows),
             "name": run.settings.get("name", ""),
             "model": run.settings.get("model", ""),
@@ -102,7 +107,13 @@ def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
 
 
 def _identity(store: Any, name: str) -> str:
-    matches = [n.node for n in store.nodes() if name in (n.node, n.host, n.address)]
+    nodes = store.nodes()
+    named = _bare(name, {n.host for n in nodes})
+    matches = [
+        n.node
+        for n in nodes
+        if named in (n.node, n.host, n.address, NodeRecord(n.node, n.host).label)
+    ]
     if not matches:
         raise UserError(f"no node {name!r} in {store.path}; `pichak fleet nodes` lists them")
     if len(matches) > 1:
@@ -110,12 +121,20 @@ def _identity(store: Any, name: str) -> str:
     return str(matches[0])
 
 
-def _plain(points: list[Point]) -> list[dict[str, Any]]:
+def _bare(name: str, hosts: Collection[str]) -> str:
+    """A host without what tables put behind it: its device, and that it is simulated."""
+    if name in hosts:
+        return name
+    return _BEHIND_HOST.sub("", name) or name
+
+
+def _plain(points: list[Point], *, readable: bool = False) -> list[dict[str, Any]]:
+    """A record for each; its time as a date where it is to be `readable`."""
     return [
         {
             "run": p.run,
             "device": p.device,
-            "time_unix": p.received_unix,
+            **({"time": _clock(p.received_unix)} if readable else {"time_unix": p.received_unix}),
             "value": p.text if p.value is None else p.value,
             "unit": p.unit,
             "spread": p.spread,
@@ -159,9 +178,11 @@ def _print_points(points: list[Point]) -> None:
     console.print(table)
 
 
-def _seconds(run: Run) -> float | None:
-    """None for a run that was cut off."""
-    return None if run.finished_unix is None else round(run.finished_unix - run.started_unix, 1)
+def _seconds(run: Run, rows: Sequence[Row]) -> float | None:
+    """None for a run that was cut off, and where no time passed because it was simulated."""
+    if run.finished_unix is None or run.simulated(rows):
+        return None
+    return round(run.finished_unix - run.started_unix, 1)
 
 
 def _clock(unix: float) -> str:

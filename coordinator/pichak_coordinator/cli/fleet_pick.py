@@ -23,7 +23,7 @@ from pichak_coordinator.cli.price_options import (
     prices_option,
     tell_unknown,
 )
-from pichak_coordinator.cli.tables import chosen_format, format_option, print_records
+from pichak_coordinator.cli.tables import chosen_format, format_option
 
 if TYPE_CHECKING:
     from pichak_coordinator.pick_many import Wish
@@ -101,7 +101,7 @@ def pick(
     said by how much a better one could still be better. RUN is an id, its beginning, or a name
     (default: the newest profile).
     """
-    from pichak_coordinator.cli.pick_view import RIGHT, member_records, print_team
+    from pichak_coordinator.cli.pick_view import print_team, print_team_as
     from pichak_coordinator.cli.run_choice import chosen_run
     from pichak_coordinator.pick_many import CannotPickError, pick_many
     from pichak_coordinator.stored_faults import with_network_findings
@@ -125,7 +125,7 @@ def pick(
     if form == "json":
         print_json({"schema": 1, "run": chosen, "pick": team.as_dict()})
     elif form != "table":
-        print_records(member_records(team), form, right=RIGHT)
+        print_team_as(team, form, chosen)
     else:
         print_team(team, out(), chosen)
     return EXIT_DONE

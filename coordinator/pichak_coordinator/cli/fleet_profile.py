@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,11 @@ from pichak_coordinator.cli.options import (
     workload_options,
 )
 from pichak_coordinator.cli.price_options import prices_of, prices_option, tell_unknown
-from pichak_coordinator.cli.profile_request import profile_request
+from pichak_coordinator.cli.profile_request import (
+    check_request,
+    profile_request,
+    unchecked_request,
+)
 from pichak_coordinator.cli.progress import Progress, ProgressLine
 from pichak_coordinator.cli.tables import chosen_format, format_option
 
@@ -87,7 +92,8 @@ if TYPE_CHECKING:
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the last profile, which was cut off or interrupted; name the same options.",
+    help="Go on with the last profile, which was cut off or interrupted, with the options that it "
+    "had; name --address again where there was one.",
 )
 @click.option(
     "--at-once",
@@ -105,7 +111,10 @@ if TYPE_CHECKING:
 @store_option
 @format_option
 @json_option
+@click.pass_context
 def profile(
+    ctx: click.Context,
+    /,
     *,
     address: str | None,
     insecure: bool,
@@ -134,10 +143,13 @@ def profile(
     form = chosen_format(form, as_json)
     shown = Shown(sort, prices_of(prices), every=every)
     comparison_of([], shown)  # a column that does not exist is said before anything is measured
-    request = profile_request(asked, deadlines)
+    request = unchecked_request(asked, deadlines) if resume else profile_request(asked, deadlines)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
-        run = _run_of(store, request, resume)
+        if resume:
+            run, request = _resumed(store, request, _named(ctx))
+        else:
+            run = _new_run(store, request)
         try:
             interrupted, timing, links = _measure(
                 *(request, store, run, address, insecure, network, at_once, resume)
@@ -154,27 +166,51 @@ def profile(
     return _exit_code(rows, strict)
 
 
-def _run_of(store: Store, request: ProfileRequest, resume: bool) -> str:
-    """The run to put results in: a new one, or the one that is to go on."""
+def _named(ctx: click.Context) -> set[str]:
+    """The request's fields that the user gave on the command line."""
+    given = {
+        name
+        for name in ctx.params
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
+    return {"memory_cap_bytes" if name == "memory_cap" else name for name in given}
+
+
+def _resumed(
+    store: Store, request: ProfileRequest, named: Container[str]
+) -> tuple[str, ProfileRequest]:
+    """The run that is to go on, and what it was asked; `UserError` where there is none, or where an
+    option that was `named` contradicts it."""
+    from pichak_coordinator.cut_runs import run_to_go_on
+
+    asked = {name: value for name, value in request.settings().items() if name in named}
+    try:
+        cut = run_to_go_on(store, "fleet profile", asked)
+    except ValueError as error:
+        raise UserError(f"--resume: {error}") from error
+    try:
+        request = request.with_settings(cut.settings)
+    except ValueError as error:
+        raise UserError(f"--resume: {cut.run} cannot go on: {error}") from error
+    check_request(request)
+    store.reopen_run(cut.run)
+    return cut.run, request
+
+
+def _new_run(store: Store, request: ProfileRequest) -> str:
+    """A new run; says so where one was cut off that could go on."""
     from pichak_coordinator.cut_runs import count_ended, run_to_go_on
 
     settings = request.settings()
-    try:
+    with contextlib.suppress(ValueError):
         cut = run_to_go_on(store, "fleet profile", settings)
-    except ValueError as error:
-        if resume:
-            raise UserError(str(error)) from error
-        return store.begin_run("fleet profile", settings)
-    done, jobs = count_ended(store, cut.run)
-    if resume:
-        store.reopen_run(cut.run)
-        return cut.run
-    if cut.finished_unix is None:
-        click.echo(
-            f"pichak: {cut.run} was cut off when {done} of {jobs} jobs were done; --resume goes on "
-            "with it, this is a new profile",
-            err=True,
-        )
+        if cut.finished_unix is None:
+            done, jobs = count_ended(store, cut.run)
+            click.echo(
+                f"pichak: {cut.run} was cut off when {done} of {jobs} jobs were done; --resume "
+                "goes on with it, this is a new profile",
+                err=True,
+            )
     return store.begin_run("fleet profile", settings)
 
 
@@ -260,15 +296,21 @@ def _present(
     timing: Mapping[str, float],
     links: NetReport | None,
 ) -> None:
-    from pichak_coordinator.cli.run_view import comparison_of, print_run, run_as_dict
+    from pichak_coordinator.cli.comparison_forms import print_run_as
+    from pichak_coordinator.cli.run_view import print_run, run_as_dict
 
     if form == "json":
         record = run_as_dict(store, run, rows, shown)
         print_json({**record, "network": links.as_dict() if links else None})
         return
     if form != "table":
-        table = comparison_of(rows, shown)
-        click.echo(table.to_csv() if form == "csv" else table.to_markdown(), nl=False)
+        print_run_as(store, run, rows, shown, form, plans=True)
+        if links is not None:
+            click.echo(
+                f"pichak: the links between the nodes are no part of {form}: --json has them, and "
+                "`pichak fleet report`",
+                err=True,
+            )
         return
     console = out()
     print_run(store, run, rows, shown, console, plans=True)

@@ -15,19 +15,26 @@ from pichak_coordinator.store_prune import KEEP_DAYS
     epilog=examples(
         "pichak fleet prune                    # what is older than 90 days",
         "pichak fleet prune --keep-days 7",
+        "pichak export --all --out all.mpk && pichak fleet prune --keep-days 0",
     )
 )
 @click.option(
     "--keep-days", type=FiniteRange(0.0, 36500.0), default=KEEP_DAYS, show_default=True,
-    metavar="DAYS", help="What is younger stays.",
+    metavar="DAYS", help="What is younger stays; 0 keeps only what is needed.",
 )  # fmt: skip
 @store_option
 @json_option
 def prune(keep_days: float, store_path: Path | None, as_json: bool) -> int:
     """Forget runs and events that are older, and give the room back to the disk.
 
-    Of each node the last run that measured it stays, with its findings; so do events of open
-    findings. `pichak export` keeps a copy of what goes.
+    A run goes with its jobs, results, readings, plans and findings; results that nobody asked for
+    go too. Whatever its age, what is still needed stays: of each device the last run of each
+    command that measured it, events of findings that are open, and events that the webhook has not
+    had yet; so do nodes and the watch's schedule. `pichak export` keeps a copy of what goes.
+
+    Giving the room back takes as much of it for a moment, and waits for whoever writes; a history
+    that does not exist is not made. `pichak fleet watch --keep-days` does the same for its probes
+    as it goes.
     """
     from pichak_coordinator.store_prune import prune as forget
 

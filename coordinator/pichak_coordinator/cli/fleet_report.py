@@ -128,8 +128,9 @@ def report(
             )
         text = page(made)
         if html == _STDOUT:
-            click.echo(text, nl=False)
-            size = len(text.encode("utf-8"))
+            data = text.encode("utf-8")  # as the page itself says, whatever the terminal's is
+            click.echo(data, nl=False)
+            size = len(data)
         else:
             size = write_page(place, text)
     except (MissingExtraError, NotOursError) as error:

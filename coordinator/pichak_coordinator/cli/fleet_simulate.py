@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 #: Probe-seconds an hour that each device adds to the budget.
 _BUDGET_A_DEVICE = 3.6
 _MOST_NODES = 5000
+#: A run's id begins with its date, and ids are sorted as text.
+_LAST_YEAR = 9990
 _DRAWN = ("nodes", "fault_rate", "noise")
 
 
@@ -136,6 +138,8 @@ def simulate(
     from pichak_coordinator.simulation import Simulation
 
     form = chosen_format(form, as_json)
+    if not 1970 <= start.year <= _LAST_YEAR:
+        raise UserError(f"--start {start:%Y-%m-%d}: a day of the years 1970 to {_LAST_YEAR}")
     begin = start.replace(tzinfo=timezone.utc).timestamp()
     if files:
         given = [name for name in _DRAWN if _was_given(ctx, name)]
@@ -253,18 +257,21 @@ class _Steps:
 
     def say(self, day: float) -> None:
         """Note that this day was reached."""
+        whole = f"{self._days:g} day{'s' * (self._days != 1)}"
         share = int(100 * day / self._days)
         if share // (1 if self._live else 20) == self._last // (1 if self._live else 20):
             return
         self._last = share
         if self._live:
             click.echo(
-                f"\rsimulated {day:.1f} of {self._days:g} days ({share} %) ", nl=False, err=True
+                f"\rsimulated {day:.1f} of {whole} ({share} %) ",
+                nl=False,
+                err=True,
             )
             if share >= 100:
                 click.echo("", err=True)
         else:
-            _say(f"simulated {day:.1f} of {self._days:g} days")
+            _say(f"simulated {day:.1f} of {whole}")
 
 
 def _say(text: str) -> None:

@@ -36,7 +36,8 @@ _LONGEST_NAME = 64
     epilog=examples(
         "pichak import gpu-a.mpk gpu-b.mpk        one run, one table",
         "pichak import *.mpk --run-name rented-friday",
-        "pichak import --partial gpu-c.mpk.part   of a probe that was killed",
+        "pichak import --partial gpu-c.mpk.part   of a probe that was killed, or a copy that broke "
+        "off",
         "pichak import history.mpk                what `pichak export` wrote elsewhere",
     ),
 )
@@ -99,7 +100,7 @@ def _read(
     for file in files:
         try:
             if is_history(file):
-                added = import_history(store, file)
+                added = import_history(store, file, partial=partial)
                 histories.append(added)
                 told.append({"file": str(file), **added.as_dict(), "error": None})
                 _say(f"{file}: {added.sentence}")

@@ -1,11 +1,16 @@
-"""A picked team on a terminal: its members in ring order, the prediction with its sources."""
+"""A picked team on a terminal, as CSV and as Markdown: its members in ring order, the prediction
+with its sources, what holds it back, and who was left out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from pichak_coordinator.cli.tables import print_records
 from pichak_coordinator.team import Team
-from pichak_coordinator.text import printable
+from pichak_coordinator.text import markdown_cell, printable
 from pichak_core.measurement import Unmeasured
 from pichak_core.plan import Value, format_number
 
@@ -14,34 +19,20 @@ if TYPE_CHECKING:
 
 _LISTED = 20
 #: Columns of `member_records` that hold figures.
-RIGHT = ("rank", "rows_a_step", "own_part_s", "alone_tok_s", "to_the_next_mb_s")
+_RIGHT = ("rank", "rows_a_step", "own_part_s", "alone_tok_s", "to_the_next_mb_s")
+_MEMBER, _FIGURE = ("rank", "node", "device"), ("name", "value", "unit", "source")
 #: A gap below this is rounding.
 _PROVED = 1e-9
 
 
 def print_team(team: Team, console: Console, run: str) -> None:
     """Print it; names and sentences of nodes are shown as they are, never obeyed."""
-    names = ", ".join(m.label for m in team.members[:_LISTED])
-    more = f" and {len(team.members) - _LISTED} more" if len(team.members) > _LISTED else ""
-    how = "the least cost" if team.by == "cost" else "the fastest"
-    _say(console, f"Pick {names}{more}: {how} {len(team.members)} together ({run}).", "bold")
-    if team.gap > _PROVED:
-        _say(
-            console, f"Not proved to be the best: another set could be up to {team.gap:.1%} better."
-        )
+    for sentence in _head(team, run, _LISTED):
+        _say(console, sentence, "bold" if sentence.startswith("Pick") else "")
     console.print()
     _members(team, console)
     console.print()
-    for name, figure in (
-        ("pace", team.tokens_per_second),
-        ("step", team.step_seconds),
-        ("own part", team.compute_seconds),
-        ("all-reduce", team.reduce_seconds),
-        ("price", team.price_per_hour),
-        ("cost", team.cost_per_million),
-        ("epoch", team.hours_per_epoch),
-        ("epoch cost", team.cost_per_epoch),
-    ):
+    for name, figure in _figures(team):
         _figure(console, name, figure)
     _say(console, f"Bottleneck: {team.bottleneck}.", "bold")
     if team.constants:
@@ -53,6 +44,92 @@ def print_team(team: Team, console: Console, run: str) -> None:
         _say(console, f"left out: {sentence}")
     if len(team.left_out) > _LISTED:
         _say(console, f"left out: {len(team.left_out) - _LISTED} more (--json has them)")
+
+
+def print_team_as(team: Team, form: str, run: str) -> None:
+    """All that `print_team` shows, and whoever it only counts, as ``csv`` or ``md`` on stdout.
+
+    A line of the CSV is a member, a figure with its source, or a sentence, as its ``kind`` says.
+    """
+    members = member_records(team)
+    if form == "csv":
+        shown = [("head", text) for text in _head(team, run, len(team.members))]
+        shown += [("bottleneck", team.bottleneck)]
+        shown += [("note", text) for text in team.notes]
+        shown += [("left_out", text) for text in team.left_out]
+        figures = _figure_records(team)
+        records: list[dict[str, Any]] = [{"kind": "member", **record} for record in members]
+        records += [{"kind": "figure", **figure} for figure in figures]
+        records += [{"kind": "constant", **_record(*value)} for value in team.constants]
+        records += [{"kind": kind, "text": text} for kind, text in shown]
+        names = ("kind", *(members[0] if members else _MEMBER), *_FIGURE, "text")
+        print_records([{name: r.get(name) for name in names} for r in records], form)
+        return
+    for sentence in _head(team, run, len(team.members)):
+        click.echo(f"{markdown_cell(sentence)}\n")
+    print_records(members, form, right=_RIGHT)
+    click.echo()
+    print_records(_figure_records(team), form, right=("value",))
+    click.echo(f"\nBottleneck: {markdown_cell(team.bottleneck)}.\n")
+    for name, value in team.constants:
+        click.echo(markdown_cell(f"NOT MEASURED: {name} = {value} ({value.source})") + "\n")
+    for kind, sentences in (("note", team.notes), ("left out", team.left_out)):
+        for sentence in sentences:
+            click.echo(f"- {kind}: {markdown_cell(sentence)}")
+
+
+def _head(team: Team, run: str, most: int) -> list[str]:
+    names = ", ".join(m.label for m in team.members[:most])
+    more = f" and {len(team.members) - most} more" if len(team.members) > most else ""
+    how = "the least cost" if team.by == "cost" else "the fastest"
+    told = [f"Pick {names}{more}: {how} {len(team.members)} together ({run})."]
+    if team.gap > _PROVED:
+        told.append(f"Not proved to be the best: another set could be up to {team.gap:.1%} better.")
+    return told
+
+
+def _figures(team: Team) -> list[tuple[str, Value | Unmeasured]]:
+    """Each with its source, which says so where members are simulated."""
+    simulated = any(member.row.node.simulated for member in team.members)
+    return [
+        (
+            name,
+            replace(figure, source=f"simulated: {figure.source}")
+            if simulated and isinstance(figure, Value)
+            else figure,
+        )
+        for name, figure in _plain_figures(team)
+    ]
+
+
+def _plain_figures(team: Team) -> list[tuple[str, Value | Unmeasured]]:
+    return [
+        ("pace", team.tokens_per_second),
+        ("step", team.step_seconds),
+        ("own part", team.compute_seconds),
+        ("all-reduce", team.reduce_seconds),
+        ("price", team.price_per_hour),
+        ("cost", team.cost_per_million),
+        ("epoch", team.hours_per_epoch),
+        ("epoch cost", team.cost_per_epoch),
+    ]
+
+
+def _figure_records(team: Team) -> list[dict[str, Any]]:
+    made = [_record(*figure) for figure in _figures(team)]
+    return [figure for figure in made if figure["source"]]
+
+
+def _record(name: str, figure: Value | Unmeasured) -> dict[str, Any]:
+    if isinstance(figure, Unmeasured):
+        why = "" if _unasked(figure) else f"not known: {figure.detail}"
+        return {"name": name, "value": None, "unit": "", "source": why}
+    return {"name": name, "value": figure.value, "unit": figure.unit, "source": figure.source}
+
+
+def _unasked(figure: Unmeasured) -> bool:
+    """What nobody asked for is not missed."""
+    return figure.detail.startswith(("no price", "the rows were not counted"))
 
 
 def member_records(team: Team) -> list[dict[str, Any]]:
@@ -71,7 +148,7 @@ def member_records(team: Team) -> list[dict[str, Any]]:
                 "own_part_s": member.step_seconds(team.rows_each),
                 "alone_tok_s": member.tokens_per_second,
                 "to_the_next_mb_s": None if link is None else link.mb_s,
-                "link_measured": None if link is None else link.measured,
+                "link_source": None if link is None else link.source,
             }
         )
     return made
@@ -112,8 +189,7 @@ def _members(team: Team, console: Console) -> None:
 
 def _figure(console: Console, name: str, figure: Value | Unmeasured) -> None:
     if isinstance(figure, Unmeasured):
-        # What nobody asked for is not missed.
-        if not figure.detail.startswith(("no price", "the rows were not counted")):
+        if not _unasked(figure):
             _say(console, f"{name + ':':<12}not known: {figure.detail}")
         return
     _say(console, f"{name + ':':<12}{figure}, {figure.source}")

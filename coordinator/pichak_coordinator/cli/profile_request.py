@@ -14,20 +14,31 @@ if TYPE_CHECKING:
 
 def profile_request(asked: Mapping[str, Any], deadlines: Sequence[str]) -> ProfileRequest:
     """The request of a command's options, checked; `UserError` says what is wrong with them."""
+    request = unchecked_request(asked, deadlines)
+    check_request(request)
+    return request
+
+
+def unchecked_request(asked: Mapping[str, Any], deadlines: Sequence[str]) -> ProfileRequest:
+    """The request of a command's options, of which some may yet come from a stored run."""
     from pichak_coordinator.request import ProfileRequest
-    from pichak_core.measure import probes
 
     given = dict(asked)
     given["memory_cap_bytes"] = given.pop("memory_cap")
-    check_data(given["data"])
+    return ProfileRequest(**given, deadline_seconds=_deadlines(deadlines))
+
+
+def check_request(request: ProfileRequest) -> None:
+    """`UserError` says what of it cannot be."""
+    from pichak_core.measure import probes
+
+    check_data(request.data)
     known = list(probes())
-    for name in given["only"]:
+    for name in request.only:
         if name not in known:
             raise UserError(f"--only {name}: the measurements are {', '.join(known)}")
-    check_model(given["model"])
-    seconds = _deadlines(deadlines)
-    check_length(given["model"], given["data"], given["seq_len"])
-    return ProfileRequest(**given, deadline_seconds=seconds)
+    check_model(request.model)
+    check_length(request.model, request.data, request.seq_len)
 
 
 def _deadlines(texts: Sequence[str]) -> dict[str, float]:

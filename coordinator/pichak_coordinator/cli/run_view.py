@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from pichak_coordinator.changes import changes
 from pichak_coordinator.cli.common import UserError
 from pichak_coordinator.compare import Comparison, column_named, compare
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = 1
+_PRICED = ("price_per_hour", "cost_per_million_scored_tokens", "cost_per_epoch")
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,29 @@ def comparison_of(rows: Sequence[Row], shown: Shown | str) -> Comparison:
         except ValueError as error:
             raise UserError(f"--sort {shown.sort}: {error}") from error
     by: By | None = "cost" if shown.by == "cost" else "speed" if shown.by else None
+    sort = shown.sort if _sortable(rows, shown) else None
     try:
-        return compare(rows, prices=shown.prices, sort=shown.sort or None, by=by)
+        return compare(rows, prices=shown.prices, sort=sort, by=by)
     except ValueError as error:
         raise UserError(f"--by {shown.by}: {error}") from error
+
+
+def _sortable(rows: Sequence[Row], shown: Shown) -> bool:
+    """Whether any row has a value to sort by; says so on stderr where none has."""
+    if not rows or not shown.sort:
+        return bool(shown.sort)
+    column = column_named(shown.sort)
+    found = compare(rows, prices=shown.prices).lines
+    if any(line.cells[column.key] is not None for line in found):
+        return True
+    priced = column.key in _PRICED and not shown.prices
+    hint = " (a price list does: --prices FILE)" if priced else ""
+    click.echo(
+        f"pichak: --sort {shown.sort}: nothing gives any device a value there{hint}; the fastest "
+        "come first instead",
+        err=True,
+    )
+    return False
 
 
 def run_as_dict(store: Store, run: str, rows: Sequence[Row], shown: Shown | str) -> dict[str, Any]:

@@ -57,11 +57,16 @@ def _shown(lines: Sequence[tuple[Any, ...]]) -> list[tuple[str, ...]]:
     return [tuple("–" if cell is None else format_number(cell) for cell in line) for line in lines]
 
 
+def _days(count: float, form: str) -> str:
+    text = format(count, form)
+    return f"{text} day" if text == "1" else f"{text} days"
+
+
 def _head(record: Mapping[str, Any]) -> str:
     begin = time.strftime("%Y-%m-%d", time.gmtime(record["begin_unix"]))
     return (
         f"Simulated, no machine was measured: {record['nodes']:,} hosts with "
-        f"{record['devices']:,} devices, {record['days']:g} days from {begin}, seed "
+        f"{record['devices']:,} devices, {_days(record['days'], 'g')} from {begin}, seed "
         f"{record['seed']}. {record['faults_found']} of {record['faults_put_in']} faults were "
         "found."
     )
@@ -93,7 +98,7 @@ def _page(
         left = (end - result.fault.begin_unix) / 86400
         what = f"{result.fault.kind}{f' ({result.fault.metric})' if result.fault.metric else ''}"
         say(
-            f"not found: {result.fault.host}: {what}, begun {left:.1f} days before the end",
+            f"not found: {result.fault.host}: {what}, begun {_days(left, '.1f')} before the end",
             "yellow",
         )
     if len(missed) > _LISTED:

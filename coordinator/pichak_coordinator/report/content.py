@@ -137,7 +137,10 @@ def content(
     moved: dict[tuple[str, str], list[Change]] = {}
     for change in changes(rows, before):
         moved.setdefault(change.node.key, []).append(change)
-    worst = _worst_first(rows, moved)[:sections]
+    worst = _worst_first(rows, moved)
+    if sections is not None and len(rows) > sections:
+        # Where not all have room, those of which there is something to show go first.
+        worst = sorted(worst, key=lambda row: not row.measured)[:sections]
     numbers = {row.key: number for number, row in enumerate(rows)}
     anchors = {row.key: _anchor(numbers[row.key], row) for row in worst}
     told = _once([_told(row, f, anchors.get(row.key, "")) for row in rows for f in row.findings])
@@ -153,7 +156,7 @@ def content(
         made=_clock(now),
         store=printable(str(store.path)),
         run=run.run,
-        run_facts=tuple(_run_facts(run)),
+        run_facts=tuple(_run_facts(run, rows)),
         summary=tuple(_summary(rows, machines)),
         simulated=_simulated(rows),
         pick=printable(comparison.pick.sentence),
@@ -186,11 +189,11 @@ def _left_out(rows: int, made: int) -> str:
     )
 
 
-def _run_facts(run: Run) -> list[tuple[str, str]]:
+def _run_facts(run: Run, rows: Sequence[Row]) -> list[tuple[str, str]]:
     facts = [("begun", _clock(run.started_unix))]
     if run.finished_unix is None:
         facts.append(("ended", "not finished: cut off, or still running"))
-    else:
+    elif not run.simulated(rows):
         facts.append(("took", f"{run.finished_unix - run.started_unix:,.0f} s"))
     facts.append(("command", f"pichak {run.command}"))
     for name in ("name", "model", "data", "method", "depth"):
@@ -206,9 +209,11 @@ def _summary(rows: Sequence[Row], machines: Mapping[str, str]) -> list[tuple[str
     facts = [
         ("machines", f"{len(machines):,}"),
         ("devices", f"{len(rows):,}"),
-        ("measured", f"{sum(row.measured for row in rows):,}"),
+        ("measured", f"{sum(row.measured and not row.node.simulated for row in rows):,}"),
         ("failed", f"{sum(bool(row.error) for row in rows):,}"),
     ]
+    simulated = sum(row.measured and row.node.simulated for row in rows)
+    facts += [("simulated", f"{simulated:,}")] if simulated else []
     for severity in ("fail", "warn"):
         count = sum(f.severity == severity for f in sure)
         facts.append((f"confirmed {severity}", f"{count:,}"))
