@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -163,6 +165,29 @@ def test_the_page(path: Path) -> None:
     assert "60 MB/s, round trip 1 ms (measured in" in words
     assert "Bottleneck: delta" in words
     assert "price" not in words
+
+
+def test_csv_and_markdown_say_all_that_the_page_says(path: Path) -> None:
+    asked = ["fleet", "pick", 2, "--store", path, "--without", "gamma", "--format"]
+    lines = list(csv.DictReader(io.StringIO(call(*asked, "csv").stdout)))
+    of = {
+        kind: [line for line in lines if line["kind"] == kind]
+        for kind in {x["kind"] for x in lines}
+    }
+    record = picked(2, "--store", path, "--without", "gamma")
+    assert sorted(line["node"] for line in of["member"]) == hosts(record)
+    pace = next(line for line in of["figure"] if line["name"] == "pace")
+    assert float(pace["value"]) == pytest.approx(record["tokens_per_second"]["value"])
+    assert pace["source"] == record["tokens_per_second"]["source"]
+    assert [line["text"] for line in of["bottleneck"]] == [record["bottleneck"]]
+    assert [line["text"] for line in of["left_out"]] == record["left_out"]
+    assert any("gamma" in line["text"] for line in of["left_out"])
+    assert of["head"][0]["text"].startswith("Pick alpha, beta: the fastest 2")
+    text = call(*asked, "md").stdout
+    assert "| pace |" in text
+    assert f"Bottleneck: {record['bottleneck'].split(':')[0]}" in text
+    assert "- left out: gamma" in text
+    assert "measured in" in text
 
 
 def test_by_cost_with_a_price_list(path: Path, tmp_path: Path) -> None:

@@ -89,6 +89,13 @@ def test_the_other_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path:
     assert all(run["simulated"] for run in runs)
     picked = json.loads(call("pick", "2", "--json", "--store", path).stdout)
     assert len(picked["pick"]["members"]) == 2
+    assert all("simulated" in way["source"] for way in picked["pick"]["ring"])
+    assert all(run["seconds"] is None for run in runs)
+    told = call("pick", "2", "--store", path).stdout
+    assert "measured in" not in " ".join(told.split())
+    for name in ("pace:", "step:", "own part:"):
+        (line,) = [line for line in told.splitlines() if line.startswith(name)]
+        assert "simulated: " in line
     host = compared["nodes"][0]["host"]
     points = json.loads(
         call("history", host, "host.memory_copy_mb_s", "--json", "--store", path).stdout
@@ -98,7 +105,11 @@ def test_the_other_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path:
     pytest.importorskip("plotly")
     page = tmp_path / "sim.html"
     assert call("report", "--html", page, "--store", path).exit_code == 0
-    assert "simulated" in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "<dt>took</dt>" not in text
+    assert "<dt>measured</dt><dd>0</dd>" in text
+    answered = sum(node["error"] is None for node in compared["nodes"])
+    assert f"<dt>simulated</dt><dd>{answered}</dd>" in text
 
 
 def policy(**changes: Any) -> Policy:
