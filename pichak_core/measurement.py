@@ -184,7 +184,7 @@ def reading_from_dict(name: str, entry: Any, before: Measurement | None = None) 
         name,
         value,
         sys.intern(unit),
-        sys.intern(source) if samples == 1 else source,
+        sys.intern(source),
         samples,
         None if spread is None else float(spread),
         float(seconds),
@@ -207,4 +207,4 @@ def median_and_spread(samples: Sequence[float]) -> tuple[float, float | None]:
     middle = statistics.median(samples)
     if len(samples) < 3:
         return middle, None
-    return middle, MAD_TO_SIGMA * statistics.median(abs(s - middle) for s in samples)
+    return middle, MAD_TO_SIGMA * statistics.median([abs(s - middle) for s in samples])

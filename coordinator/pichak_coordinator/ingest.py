@@ -48,7 +48,13 @@ class Parts:
 
     def without_curves(self) -> Parts:
         """The same without lists of numbers (samples, curves) in its readings' details."""
-        bare = Fingerprint({name: _bare(reading) for name, reading in self.fingerprint.items()})
+        bare = Fingerprint()
+        shared: Mapping[str, Any] = {}
+        for name, reading in self.fingerprint.items():
+            made = _bare(reading, shared)
+            bare[name] = made
+            if isinstance(made, Measurement) and made.detail:
+                shared = made.detail
         return replace(self, fingerprint=bare)
 
     def metric_rows(self) -> list[MetricValues]:
@@ -88,11 +94,14 @@ def _mapping(result: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     raise ValueError(f"{name}: an object was expected, not {type(part).__name__}")
 
 
-def _bare(reading: Reading) -> Reading:
+def _bare(reading: Reading, shared: Mapping[str, Any]) -> Reading:
+    """The reading without its curves; what is left of its detail is shared with the one before
+    where they are equal, for a fleet's rows hold a million of them."""
     if not isinstance(reading, Measurement) or not reading.detail:
         return reading
     kept = {name: part for name, part in reading.detail.items() if not _is_curve(part)}
-    return reading if len(kept) == len(reading.detail) else replace(reading, detail=kept)
+    same = kept == shared and [*map(type, kept.values())] == [*map(type, shared.values())]
+    return replace(reading, detail=shared if same else kept)
 
 
 def _is_curve(part: Any) -> bool:

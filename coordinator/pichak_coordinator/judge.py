@@ -98,13 +98,13 @@ def _verdicts(
     """(row, verdict, what it is held against): its peers, else its own past, else nothing."""
     group = kind.group
     if group is not None:
-        for at in kind.doubtful(group):
-            yield kind.asked[at], group.judge_member(kind.member(at)), "peers"
+        for at, row in kind.doubtful(group):
+            yield row, group.judge_member(kind.member(at)), "peers"
         return
     metric = kind.metric
     for at, number in enumerate(kind.asked if history else ()):
-        past = history.get((*rows[number].key, metric.name), ())
-        if len(past) >= MIN_HISTORY:
+        past = () if number is None else history.get((*rows[number].key, metric.name), ())
+        if number is not None and len(past) >= MIN_HISTORY:
             own = Sample(kind.values[at], kind.noises[at])
             samples = [Sample(value, own.noise) for value in past]
             earlier = Group(samples, higher_is_better=metric.higher_is_better)

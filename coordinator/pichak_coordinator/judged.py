@@ -29,15 +29,22 @@ _TIMES = ("us", "µs", "ms")
 _NOT_JUDGED = ("p95", "p99", "kernel_launch", "op_dispatch", "network.")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric that is judged, in one unit; there is one object of each. `whose`: a "gpu" answers
-    for itself; the parts of a machine (disk, CPU, memory) are one reading however many GPUs it has,
-    and peers of its CPU and memory ("host") have its CPU model and cores."""
+    """A metric that is judged, in one unit: `key` holds both. `whose`: a "gpu" answers for itself;
+    the parts of a machine (disk, CPU, memory) are one reading however many GPUs it has, and peers
+    of its CPU and memory ("host") have its CPU model and cores."""
 
-    name: str
-    unit: str
+    key: tuple[str, str]
     whose: Whose
+
+    @property
+    def name(self) -> str:
+        return self.key[0]
+
+    @property
+    def unit(self) -> str:
+        return self.key[1]
 
     @property
     def higher_is_better(self) -> bool:
@@ -45,20 +52,35 @@ class Metric:
         return self.unit not in _TIMES
 
 
-@functools.lru_cache(maxsize=4096)
-def judged_metric(name: str, unit: str) -> Metric | None:
-    """What is judged under this name and unit; None where nothing is."""
+class _Metrics(dict[tuple[str, str], "Metric | None"]):
+    """(name, unit) -> what is judged under them, None where nothing is. Nodes choose their names:
+    of too many only the latest are kept."""
+
+    def __missing__(self, key: tuple[str, str]) -> Metric | None:
+        if len(self) >= _MOST_METRICS:
+            self.clear()
+        self[key] = made = _metric(*key)
+        return made
+
+
+_MOST_METRICS = 4096
+
+
+def _metric(name: str, unit: str) -> Metric | None:
     if not (unit.endswith("/s") or unit in _TIMES) or any(part in name for part in _NOT_JUDGED):
         return None
     if name.startswith("gpu."):
-        return Metric(name, unit, "gpu")
-    return Metric(name, unit, "host" if name.startswith(("cpu.", "host.")) else "node")
+        return Metric((name, unit), "gpu")
+    return Metric((name, unit), "host" if name.startswith(("cpu.", "host.")) else "node")
+
+
+_METRICS = _Metrics()
 
 
 @functools.lru_cache(maxsize=64)
 def _speed_metric(scored: bool, unit: str) -> Metric:
     name = "plan.scored_tokens_per_second" if scored else "plan.tokens_per_second"
-    return Metric(name, unit, "gpu")
+    return Metric((name, unit), "gpu")
 
 
 class Judged:
@@ -82,7 +104,7 @@ class Judged:
             (metric, float(one.value), _noise(one))
             for one in row.fingerprint.values()
             if one.__class__ is Measurement
-            and (metric := judged_metric(one.name, one.unit)) is not None
+            and (metric := _METRICS[one.name, one.unit]) is not None
             and not one.suspect
             and one.value.__class__ not in _NO_NUMBERS
         ]
@@ -119,54 +141,47 @@ def _noise(reading: Measurement) -> float | None:
 class Kind:
     """Readings of one metric that should be alike; of each speaker the first one counts.
 
-    Those that are to be judged stand side by side in `asked` (the number of the row), `values`,
-    `noises` and `speakers`.
+    All of them stand side by side in `values`, `noises` and `asked`: the number of the row of those
+    that are to be judged, None of the others.
     """
 
-    __slots__ = ("_first", "_group", "_known", "_noises", "_values", "asked", "metric", "noises",
-                 "speakers", "values")  # fmt: skip
+    __slots__ = ("_first", "_group", "_known", "_same", "asked", "metric", "noises", "values")
 
     def __init__(self, metric: Metric, *, known: bool) -> None:
         self.metric = metric
-        self.asked: list[int] = []
         self.values: list[float] = []
         self.noises: list[float | None] = []
-        self.speakers: list[str] = []
+        self.asked: list[int | None] = []
         self._known = known
-        self._values: list[float] = []
-        self._noises: list[float | None] = []
-        self._first: dict[str, Sample] = {}
+        self._first: dict[str, int] = {}
+        self._same: dict[int, int] = {}
         self._group: Group | None = None
 
-    def add(self, value: float, noise: float | None, asked: int | None, speaker: str) -> None:
-        """One reading; `asked` is the number of its row where it is to be judged. `speaker` is ""
-        where no other row speaks for the same. All are added before one is judged."""
-        if not speaker or speaker not in self._first:
-            self._values.append(value)
-            self._noises.append(noise)
-            if speaker:
-                self._first[speaker] = Sample(value, noise)
-        if asked is not None:
-            self.asked.append(asked)
-            self.values.append(value)
-            self.noises.append(noise)
-            self.speakers.append(speaker)
+    def spoke(self, speaker: str) -> None:
+        """Who the last reading is of, where other rows may speak for the same. All are added before
+        one is judged."""
+        place = len(self.values) - 1
+        first = self._first.setdefault(speaker, place)
+        if first != place:
+            self._same[place] = first
 
     def member(self, place: int) -> Sample:
-        """What counts of the speaker of a reading that is to be judged."""
-        own = Sample(self.values[place], self.noises[place])
-        return self._first.get(self.speakers[place], own)
+        """What counts of the speaker of a reading."""
+        first = self._same.get(place, place)
+        return Sample(self.values[first], self.noises[first])
 
-    def doubtful(self, group: Group) -> list[int]:
-        """The places of those that take a verdict."""
-        if not self._first:
-            return list(group.doubtful(self.values))
-        return list(group.doubtful([self.member(at).value for at in range(len(self.values))]))
+    def doubtful(self, group: Group) -> list[tuple[int, int]]:
+        """(place, number of its row) of those to be judged that take a verdict."""
+        values = self.values
+        if self._same:
+            values = [self.member(at).value for at in range(len(values))]
+        asked = self.asked
+        return [(at, row) for at in group.doubtful(values) if (row := asked[at]) is not None]
 
     @property
     def peers(self) -> int:
         """How many others there are beside each; of a device of unknown model nobody is known."""
-        return max(0, len(self._values) - 1) if self._known else 0
+        return max(0, len(self.values) - len(self._same) - 1) if self._known else 0
 
     @property
     def group(self) -> Group | None:
@@ -174,8 +189,11 @@ class Kind:
         if self.peers < MIN_PEERS:
             return None
         if self._group is None:
+            counted = [at for at in range(len(self.values)) if at not in self._same]
             self._group = Group.of(
-                self._values, self._noises, higher_is_better=self.metric.higher_is_better
+                [self.values[at] for at in counted] if self._same else self.values,
+                [self.noises[at] for at in counted] if self._same else self.noises,
+                higher_is_better=self.metric.higher_is_better,
             )
         return self._group
 
@@ -184,7 +202,7 @@ class Kinds:
     """Every kind of reading there is, found by what must agree between peers."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], dict[Metric, Kind]] = {}
+        self._made: dict[tuple[Any, ...], dict[tuple[str, str], Kind]] = {}
 
     def __iter__(self) -> Iterator[Kind]:
         for kinds in self._made.values():
@@ -192,24 +210,31 @@ class Kinds:
 
     def add(self, judged: Judged, asked: int | None, *, alone: bool) -> None:
         """Each reading of a row; `alone` says that no other row is of the same node."""
-        row = judged.row
-        own, device = ("", "") if alone else (row.node.node, judged.device)
+        node = judged.row.node
         of_model = self._made.setdefault(judged.alike_model, {})
         of_host = self._made.setdefault(judged.alike_host, {})
         for metric, value, noise in judged.readings:
-            host = metric.whose == "host"
-            kind = (of_host if host else of_model).get(metric)
+            alike = of_host if metric.whose == "host" else of_model
+            kind = alike.get(metric.key)
             if kind is None:
-                known = bool(row.node.cpu_model if host else judged.model)
-                kind = (of_host if host else of_model)[metric] = Kind(metric, known=known)
-            kind.add(value, noise, asked, device if metric.whose == "gpu" else own)
+                known = bool(node.cpu_model if metric.whose == "host" else judged.model)
+                kind = alike[metric.key] = Kind(metric, known=known)
+            kind.values.append(value)
+            kind.noises.append(noise)
+            kind.asked.append(asked)
+            if not alone:
+                kind.spoke(judged.device if metric.whose == "gpu" else node.node)
         if judged.speed is not None:
             metric, value, noise = judged.speed
             of_task = self._made.setdefault(judged.task, {})
-            kind = of_task.get(metric)
+            kind = of_task.get(metric.key)
             if kind is None:
-                kind = of_task[metric] = Kind(metric, known=bool(judged.model))
-            kind.add(value, noise, asked, device)
+                kind = of_task[metric.key] = Kind(metric, known=bool(judged.model))
+            kind.values.append(value)
+            kind.noises.append(noise)
+            kind.asked.append(asked)
+            if not alone:
+                kind.spoke(judged.device)
 
 
 def too_few(peers: int) -> str:

@@ -28,10 +28,8 @@ class Speed:
 
 def plan_number(plan: Plan | None, name: str) -> float | None:
     """A number of the plan that somebody measured, None for anything else."""
-    if plan is None or name not in plan:
-        return None
-    value = plan[name]
-    if isinstance(value.value, (bool, str)) or not value.measured:
+    value = None if plan is None else plan.values.get(name)
+    if value is None or isinstance(value.value, (bool, str)) or not value.measured:
         return None
     return float(value.value)
 

@@ -10,8 +10,9 @@ direction, in two probes in a row; a text when two probes in a row read the same
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 from pichak_coordinator.changes import NOTABLE_POINTS, NOTABLE_SHARE, Change, changes
@@ -48,21 +49,29 @@ class Before:
             return None
         if not self.numeric:
             return Measurement(metric, self.values[-1], self.unit, "read before")
-        numbers = [float(v) for v in self.values]
-        middle, apart = median_and_spread(numbers)
-        inside = statistics.median(self.spreads) if self.spreads else None
-        if inside is None and len(numbers) < _ENOUGH:
+        count = len(self.values)
+        if not self.spreads and count < _ENOUGH:
             return None
-        spread = max(apart or 0.0, inside or 0.0)
-        source = f"the median of {len(numbers)} earlier probes"
-        return Measurement(metric, middle, self.unit, source, len(numbers), spread)
+        source = f"the median of {count} earlier probes"
+        middle, spread = self._middle_and_spread
+        return Measurement(metric, middle, self.unit, source, count, spread)
+
+    @cached_property
+    def _middle_and_spread(self) -> tuple[float, float]:
+        middle, apart = median_and_spread([float(v) for v in self.values])
+        inside = statistics.median(self.spreads) if self.spreads else 0.0
+        return middle, max(apart or 0.0, inside)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def with_reading(self, reading: Measurement) -> Before:
         """One more of the same."""
         if not self.values or self.unit != reading.unit:
             return _fresh(reading)
         if not self.numeric or len(self.values) >= KEPT:
-            return replace(self, pending=None)
+            return self if self.pending is None else replace(self, pending=None)
         spreads = self.spreads if reading.spread is None else (*self.spreads, reading.spread)
         return replace(self, values=(*self.values, reading.value), spreads=spreads, pending=None)
 
@@ -82,7 +91,7 @@ class Memory:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return {
-            "before": {metric: dict(b.__dict__) for metric, b in self.before.items()},
+            "before": {metric: b.as_dict() for metric, b in self.before.items()},
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
@@ -129,8 +138,8 @@ def drift(memory: Memory, row: Row) -> Drift:
             once = before.numeric and reading.spread is None
             new.add(replace(reading, spread=0.0) if once else reading)
     found = changes(
-        [replace(row, fingerprint=new, plan=None)],
-        {row.key: replace(row, fingerprint=old, plan=None)},
+        [Row(row.node, new)],
+        {row.key: Row(row.node, old)},
         notable=False,
     )
     differences = {change.metric: change for change in found}
@@ -151,8 +160,10 @@ def drift(memory: Memory, row: Row) -> Drift:
     return Drift(replace(memory, before=made), tuple(told), differences, _noise(old, new))
 
 
-def begun_anew(memory: Memory, row: Row, metrics: Iterable[str]) -> Memory:
+def begun_anew(memory: Memory, row: Row, metrics: Collection[str]) -> Memory:
     """What the row read of these metrics stands for "before" from now on."""
+    if not metrics:
+        return memory
     readings = _readings(row)
     made = dict(memory.before)
     for metric in metrics:

@@ -166,6 +166,20 @@ def test_what_was_read_anew_replaces_what_was_read_before() -> None:
     assert len(peers.beside(fleet[:1])) == len(fleet) - 1
 
 
+def test_nodes_that_send_names_without_end_do_not_part_peers() -> None:
+    """More names than are kept, between the readings of one metric."""
+    rows = []
+    for number in range(9):
+        value = 50.0 if number == 4 else 100.0
+        names = ["disk.read_mb_s", *(f"disk.read_{number}_{i}_mb_s" for i in range(700))]
+        found = {name: Measurement(name, value, "MB/s", "timed") for name in names}
+        rows.append(
+            Row(NodeRecord(f"n{number}", gpu_model="L4", device="cuda:0"), Fingerprint(found))
+        )
+    slow = {key: [f.metric for f in some] for key, some in judge(rows).items() if some}
+    assert slow == {("n4", "cuda:0"): ["disk.read_mb_s"]}
+
+
 def test_it_is_said_where_there_are_too_few_to_judge() -> None:
     def alike(count: int, model: str, first: int = 0) -> list[Row]:
         reading = Measurement("disk.read_mb_s", 100.0, "MB/s", "timed")
