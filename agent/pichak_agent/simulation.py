@@ -1,5 +1,5 @@
-"""A simulated host's answers to jobs, as outcomes that say that they are simulated, and the agent
-that gives them on a node of a cluster."""
+"""A simulated host's answers to jobs, as outcomes that say that they are simulated, the agent that
+gives them on a node of a cluster, and the service of such a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pichak_agent.daemon import Agent
+from pichak_agent.home import default_root
 from pichak_agent.messages import SCHEMA, Job, Outcome, encode
+from pichak_agent.service import RayStart, Service
+from pichak_agent.service_files import safe_name
 from pichak_agent.telemetry import Telemetry
 from pichak_agent.versions import own_versions
 from pichak_core.measure import probes
@@ -86,6 +89,37 @@ def load_host(file: Path, name: str, started_unix: float) -> SimulatedHost:
 def variable(file: Path, name: str, started_unix: float) -> str:
     """What `VARIABLE` is set to."""
     return json.dumps({"file": str(file.absolute()), "name": name, "started_unix": started_unix})
+
+
+def simulated_service(how: RayStart, file: Path, say: Callable[[str], None]) -> Service:
+    """The service of the host in `file`, called as `how` says or else as the file does.
+
+    It has a home of its own, so that several run beside each other and beside a real one. `OSError`
+    when the file cannot be read, `ValueError` when it holds no host.
+    """
+    began = time.time()
+    host = load_host(file, how.name, began)
+    name = safe_name(host.host)
+    marks = {"pichak.io/name": name, "pichak.io/simulated": "true"}
+    made = replace(
+        how,
+        name=name,
+        labels={**how.labels, **marks},
+        num_cpus=1 if how.num_cpus is None else how.num_cpus,
+        num_gpus=host.gpus,
+    )
+    return Service(
+        made,
+        name,
+        say,
+        simulated=str(file.absolute()),
+        home=default_root() / "simulated" / name,
+        # The machine's own GPUs are not those of the host.
+        variables={
+            VARIABLE: variable(file, name, began),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(host.gpus))),
+        },
+    )
 
 
 def _result(host: SimulatedHost, job: Job, now: float) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from service_tools import place_in
 
-from pichak_agent import service
+from pichak_agent import service_membership
 from pichak_agent.service import RayStart, Service
 from pichak_agent.service_backoff import Backoff
-from pichak_agent.service_news import AGAIN_SECONDS, News
+from pichak_agent.service_voice import AGAIN_SECONDS, News
 
 MASKED = "raise KeyError(b'MemTotal:')"
 HANGS = "import time; print('Local node IP: 10.0.0.9', flush=True); time.sleep(600)"
@@ -80,8 +80,8 @@ def test_why_ray_does_not_start_is_one_sentence_of_ours_said_once(tried: Path) -
 def test_a_join_that_takes_long_is_told_with_its_limit_once(
     tried: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "SLOW_JOIN_SECONDS", 0.3)
-    monkeypatch.setattr(service, "JOIN_SECONDS", 1.5)
+    monkeypatch.setattr(service_membership, "SLOW_JOIN_SECONDS", 0.3)
+    monkeypatch.setattr(service_membership, "JOIN_SECONDS", 1.5)
     said = run_until(tried, HANGS, times=3)
     assert sum("still joining" in text for text in said) == 1
     assert sum("did not join the cluster" in text for text in said) == 1

@@ -15,7 +15,7 @@ from pichak_agent.home import open_home, tidy
 from pichak_agent.locks import FileLock
 from pichak_agent.messages import Job, Outcome, decode, encode
 from pichak_agent.own_jobs import OwnJobs
-from pichak_agent.service import RayStart, simulated_service
+from pichak_agent.service import RayStart
 from pichak_agent.service_backoff import Backoff
 from pichak_agent.service_files import (
     ServiceFiles,
@@ -26,7 +26,7 @@ from pichak_agent.service_files import (
     spooled,
 )
 from pichak_agent.service_notify import notify, watchdog_seconds
-from pichak_agent.simulation import agent_of_node
+from pichak_agent.simulation import agent_of_node, simulated_service
 from pichak_agent.telemetry import Telemetry
 
 

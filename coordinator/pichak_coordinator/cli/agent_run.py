@@ -166,7 +166,7 @@ def _tell_warnings() -> None:
 
 def _simulated(how: RayStart, file: Path) -> Service:
     """The service of a host that does not exist; several of them run on one machine."""
-    from pichak_agent.service import simulated_service
+    from pichak_agent.simulation import simulated_service
 
     with told_of_host(file):
         return simulated_service(how, file, _say)
