@@ -55,10 +55,7 @@ class Measurement:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.source.strip():
-            raise ValueError(f"{self.name}: a measurement needs its source")
-        if isinstance(self.value, float) and not math.isfinite(self.value):
-            raise ValueError(f"{self.name}: {self.value!r} is not a measurement")
+        _check_value(self.name, self.value, self.source)
 
     def describe(self) -> str:
         """``value unit (± spread, n samples)``, with the suspicion where there is one."""
@@ -146,10 +143,20 @@ class Fingerprint(dict[str, Reading]):
 
 
 def reading_from_dict(name: str, entry: Any, before: Measurement | None = None) -> Reading:
-    """One reading from its `as_dict` form; `ValueError` when it is not one.
+    """One reading from its `as_dict` form; `ValueError` when it is not one. What is as in `before`
+    is shared with it, see `reading_of`."""
+    return reading_of(reading_parts(name, entry), before)
 
-    Of a large fleet's readings most texts repeat, and readings of one probe have their conditions
-    and seconds in common: what is as in `before` is shared with it.
+
+#: A reading's parts, in the order of its class's fields: ten of a `Measurement`, three of an
+#: `Unmeasured`.
+ReadingParts = tuple[Any, ...]
+
+
+def reading_parts(name: str, entry: Any) -> ReadingParts:
+    """The parts of a reading in its `as_dict` form; `ValueError` when it is none.
+
+    For who needs them and not the reading: of many thousands, making one costs more than this.
     """
     if not isinstance(entry, dict):
         raise ValueError(f"{name}: a reading is an object, not {type(entry).__name__}")
@@ -159,7 +166,7 @@ def reading_from_dict(name: str, entry: Any, before: Measurement | None = None) 
         known = _REASONS.get(reason) if isinstance(reason, str) else None
         if known is None or not isinstance(said, str):
             raise ValueError(f"{name}: {str(reason)[:40]!r} is no reason, or its detail no text")
-        return Unmeasured(name, known, sys.intern(said))
+        return name, known, said
     value, source, samples = get("value"), get("source"), get("samples", 1)
     unit, suspect = get("unit", ""), get("suspect", "")
     spread, seconds = get("spread"), get("seconds", 0.0)
@@ -177,21 +184,32 @@ def reading_from_dict(name: str, entry: Any, before: Measurement | None = None) 
         and type(detail) is dict
     ):
         raise ValueError(f"{name}: a part of this reading is of the wrong type")
+    _check_value(name, value, source)
+    spread = None if spread is None else float(spread)
+    return name, value, unit, source, samples, spread, float(seconds), suspect, conditions, detail
+
+
+def reading_of(parts: ReadingParts, before: Measurement | None = None) -> Reading:
+    """The reading of checked parts. Of a large fleet's readings most texts repeat, and readings of
+    one probe have their conditions and seconds in common: what is as in `before` is shared."""
+    if len(parts) == 3:
+        name, reason, said = parts
+        return Unmeasured(name, reason, sys.intern(said))
+    name, value, unit, source, samples, spread, seconds, suspect, conditions, detail = parts
     if before is not None:
         seconds = before.seconds if seconds == before.seconds else seconds
         conditions = before.conditions if conditions == before.conditions else conditions
+    unit, source = sys.intern(unit), sys.intern(source)
     return Measurement(
-        name,
-        value,
-        sys.intern(unit),
-        sys.intern(source),
-        samples,
-        None if spread is None else float(spread),
-        float(seconds),
-        suspect,
-        conditions,
-        detail,
+        name, value, unit, source, samples, spread, seconds, suspect, conditions, detail
     )
+
+
+def _check_value(name: str, value: Scalar, source: str) -> None:
+    if not source.strip():
+        raise ValueError(f"{name}: a measurement needs its source")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}: {value!r} is not a measurement")
 
 
 _REASONS = {reason.value: reason for reason in Reason}

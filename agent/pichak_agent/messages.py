@@ -252,19 +252,18 @@ def _check_plain(record: dict[str, Any]) -> None:
     """`MessageError` unless what msgpack made holds JSON's own types only, with keys of text.
 
     Level by level and without a copy: an outcome holds thousands of values, and this is most of
-    what reading one costs. msgpack's ExtType is a tuple, and so is refused.
+    what reading one costs. msgpack's ExtType is a tuple, and so is refused. `unpack_map` lets no
+    key pass but text and the empty bytes.
     """
     level: list[Any] = [record]
     for _ in range(_MAX_DEPTH + 1):
         below: list[Any] = []
         for holder in level:
+            items = holder
             if type(holder) is dict:
-                for key in holder:
-                    if type(key) is not str:
-                        raise MessageError(f"object: a key is {type(key).__name__}, not text")
-                items: Any = holder.values()
-            else:
-                items = holder
+                if b"" in holder:
+                    raise MessageError("object: a key is bytes, not text")
+                items = holder.values()
             for item in items:
                 kind = type(item)
                 if kind in _SCALARS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -96,8 +96,7 @@ class Courier:
         """Take what ended within a moment, and do what has become due."""
         started = self.clock()
         if self.dispatcher.in_flight:
-            for ended in self.dispatcher.poll(_POLL_SECONDS):
-                self._on_ended(ended)
+            self._take(self.dispatcher.poll(_POLL_SECONDS))
             self.busy_seconds += self.clock() - started
         else:
             time.sleep(_POLL_SECONDS)
@@ -107,8 +106,7 @@ class Courier:
     def cancel_all(self) -> None:
         """End every job, keeping the partial results that still come."""
         self.interrupted = True
-        for ended in self.dispatcher.cancel_all():
-            self._on_ended(ended)
+        self._take(self.dispatcher.cancel_all())
         for work in self.work.values():
             self._advance(work, jobs.Cancel("interrupted"))
 
@@ -175,22 +173,28 @@ class Courier:
             elif not work.state.final:
                 self._submit(work)
 
-    def _on_ended(self, ended: Ended) -> None:
-        work = self.work[ended.job.job_id]
-        attempt = ended.job.attempt
-        if ended.data is None or ended.outcome is None:
-            status = "lost" if ended.retryable else "refused"
-            self._advance(work, jobs.Ended(attempt, status, ended.error))
-            return
-        try:
-            self.store.record_outcome(ended.data)
-        except MessageError as error:
-            why = f"its result was refused: {error}"
+    def _take(self, ended: Sequence[Ended]) -> None:
+        """Outcomes that came together go into the store together, with one wait for the disk;
+        nobody hears of one before all of them are there."""
+        data = [each.data for each in ended if each.data is not None and each.outcome is not None]
+        kept = iter(self.store.record_outcomes(data) if data else ())
+        for each in ended:
+            if each.data is None or each.outcome is None:
+                status = "lost" if each.retryable else "refused"
+                event = jobs.Ended(each.job.attempt, status, each.error)
+                self._advance(self.work[each.job.job_id], event)
+            else:
+                self._on_stored(each, each.outcome, next(kept))
+
+    def _on_stored(self, ended: Ended, outcome: Outcome, answer: bool | MessageError) -> None:
+        work, attempt = self.work[ended.job.job_id], ended.job.attempt
+        if isinstance(answer, MessageError):
+            why = f"its result was refused: {answer}"
             self._advance(work, jobs.Ended(attempt, "refused", why))
             return
         self.dispatcher.acknowledge(ended.node_id, ended.job.job_id, attempt)
-        work.outcome = ended.outcome
-        status, why = ended.outcome.status, _said(ended.outcome)
+        work.outcome = outcome
+        status, why = outcome.status, _said(outcome)
         if self.interrupted and status == "cancelled":
             why = "interrupted"
         self._advance(work, jobs.Ended(attempt, status, why))

@@ -13,6 +13,7 @@ makes the whole outcome refused: nothing of it is stored.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,13 +21,21 @@ from typing import Any
 
 from pichak_agent.messages import MessageError, Outcome, decode
 from pichak_coordinator.records import Finding
-from pichak_core.measurement import Fingerprint, Measurement, Reading
+from pichak_core.measurement import (
+    Fingerprint,
+    Measurement,
+    ReadingParts,
+    reading_of,
+    reading_parts,
+)
 from pichak_core.plan import Plan
 
 #: More readings or findings than any machine has.
 _MAX_PARTS = 10_000
 _MAX_SAMPLES = 10**12
 _MAX_NAME = 200
+#: How many parts a reading has that was not measured.
+_UNMEASURED = 3
 
 MetricValues = tuple[str, float | None, str | None, str | None, str, float | None, int, str, str]
 
@@ -36,30 +45,49 @@ class Parts:
     """An outcome and the parts of its result, checked."""
 
     outcome: Outcome
-    fingerprint: Fingerprint = field(default_factory=Fingerprint)
+    readings: Mapping[str, ReadingParts] = field(default_factory=dict)
     plan: Plan | None = None
     ramp: Mapping[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
 
+    @functools.cached_property
+    def fingerprint(self) -> Fingerprint:
+        """The readings; made when somebody asks, for a store only takes their parts."""
+        made = Fingerprint()
+        before: Measurement | None = None
+        for name, parts in self.readings.items():
+            reading = made[name] = reading_of(parts, before)
+            if isinstance(reading, Measurement):
+                before = reading
+        return made
+
     @property
     def gpu_uuid(self) -> str:
         """Which card was measured; "" for a CPU, or where no UUID could be read."""
-        return self.fingerprint.text("gpu.uuid") or ""
+        parts = self.readings.get("gpu.uuid", ())
+        return str(parts[1]) if len(parts) > _UNMEASURED else ""
 
     def without_curves(self) -> Parts:
-        """The same without lists of numbers (samples, curves) in its readings' details."""
-        bare = Fingerprint()
-        shared: Mapping[str, Any] = {}
-        for name, reading in self.fingerprint.items():
-            made = _bare(reading, shared)
-            bare[name] = made
-            if isinstance(made, Measurement) and made.detail:
-                shared = made.detail
-        return replace(self, fingerprint=bare)
+        """The same without lists of numbers (samples, curves) in its readings' details; what is
+        left is shared with the reading before where it is equal, for a fleet has a million."""
+        bare: dict[str, ReadingParts] = {}
+        shared: dict[str, Any] = {}
+        for name, parts in self.readings.items():
+            detail = parts[-1]
+            if len(parts) > _UNMEASURED and detail:
+                kept = {key: part for key, part in detail.items() if not _is_curve(part)}
+                same = kept == shared and [*map(type, kept.values())] == [
+                    *map(type, shared.values())
+                ]
+                shared = shared if same else kept
+                bare[name] = (*parts[:-1], shared)
+            else:
+                bare[name] = parts
+        return replace(self, readings=bare)
 
     def metric_rows(self) -> list[MetricValues]:
         """(metric, value, text, unmeasured, unit, spread, samples, suspect, source) a reading."""
-        return [_metric_row(reading) for reading in self.fingerprint.values()]
+        return [_metric_row(parts) for parts in self.readings.values()]
 
 
 def read_outcome(data: bytes) -> Parts:
@@ -67,18 +95,19 @@ def read_outcome(data: bytes) -> Parts:
     outcome = decode(data, Outcome)
     result = outcome.result
     try:
-        fingerprint = Fingerprint.from_dict(_mapping(result, "fingerprint") or {})
+        entries = _mapping(result, "fingerprint") or {}
         plan = _mapping(result, "plan") or _mapping(result, "task")
         found = result.get("findings") or []
         if not isinstance(found, list):
             raise ValueError("findings: a list was expected")
-        if max(len(found), len(fingerprint)) > _MAX_PARTS:
+        if max(len(found), len(entries)) > _MAX_PARTS:
             raise ValueError(f"more than {_MAX_PARTS:,} readings or findings")
-        for reading in fingerprint.values():
-            _check(reading)
+        readings = {name: reading_parts(name, entry) for name, entry in entries.items()}
+        for parts in readings.values():
+            _check(parts)
         return Parts(
             outcome,
-            fingerprint,
+            readings,
             Plan.from_dict(plan) if plan else None,
             _mapping(result, "ramp"),
             tuple(Finding.from_dict(entry) for entry in found),
@@ -94,45 +123,28 @@ def _mapping(result: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     raise ValueError(f"{name}: an object was expected, not {type(part).__name__}")
 
 
-def _bare(reading: Reading, shared: Mapping[str, Any]) -> Reading:
-    """The reading without its curves; what is left of its detail is shared with the one before
-    where they are equal, for a fleet's rows hold a million of them."""
-    if not isinstance(reading, Measurement) or not reading.detail:
-        return reading
-    kept = {name: part for name, part in reading.detail.items() if not _is_curve(part)}
-    same = kept == shared and [*map(type, kept.values())] == [*map(type, shared.values())]
-    return replace(reading, detail=shared if same else kept)
-
-
 def _is_curve(part: Any) -> bool:
     return isinstance(part, list) and bool(part) and isinstance(part[0], (int, float))
 
 
-def _check(reading: Reading) -> None:
-    if len(reading.name) > _MAX_NAME:
-        raise ValueError(f"a metric's name of {len(reading.name):,} characters")
-    if not isinstance(reading, Measurement):
+def _check(parts: ReadingParts) -> None:
+    name = parts[0]
+    if len(name) > _MAX_NAME:
+        raise ValueError(f"a metric's name of {len(name):,} characters")
+    if len(parts) == _UNMEASURED:
         return
-    if reading.spread is not None and not 0 <= reading.spread < math.inf:
-        raise ValueError(f"{reading.name}: a spread of {reading.spread!r}")
-    if not 0 <= reading.samples <= _MAX_SAMPLES:
-        raise ValueError(f"{reading.name}: {reading.samples!r} samples")
+    samples, spread = parts[4:6]
+    if spread is not None and not 0 <= spread < math.inf:
+        raise ValueError(f"{name}: a spread of {spread!r}")
+    if not 0 <= samples <= _MAX_SAMPLES:
+        raise ValueError(f"{name}: {samples!r} samples")
 
 
-def _metric_row(reading: Reading) -> MetricValues:
-    if not isinstance(reading, Measurement):
-        return reading.name, None, None, reading.reason.value, "", None, 0, "", reading.detail
-    value = reading.value
+def _metric_row(parts: ReadingParts) -> MetricValues:
+    if len(parts) == _UNMEASURED:
+        name, reason, said = parts
+        return name, None, None, reason.value, "", None, 0, "", said
+    name, value, unit, source, samples, spread, _, suspect, _, _ = parts
     number = None if isinstance(value, (str, bool)) else float(value)
     text = None if number is not None else str(value)
-    return (
-        reading.name,
-        number,
-        text,
-        None,
-        reading.unit,
-        reading.spread,
-        reading.samples,
-        reading.suspect,
-        reading.source,
-    )
+    return name, number, text, None, unit, spread, samples, suspect, source

@@ -88,3 +88,35 @@ def test_an_interrupt_ends_the_jobs_that_were_still_waiting_for_room(tmp_path: P
         assert [ends.count(s) for s in ("done", "failed", "cancelled")] == [1, 2, 7]
         kept = [job.state for job in store.jobs(courier.run_id)]
         assert sorted(kept) == sorted(ends)
+
+
+def test_what_comes_together_is_on_the_disk_before_any_of_it_is_acknowledged(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Three outcomes at once, one of them refused: one transaction, and at the first
+    acknowledgement another process reads both of the others."""
+    heard: list[tuple[str, int]] = []
+
+    class Three(Slow):
+        def poll(self, _timeout_seconds: float) -> list[Ended]:
+            ended = [super(Three, self).poll(0.0)[0] for _ in range(3)]
+            bad = Outcome(ended[1].job.job_id, 1, "fingerprint", "ok", {"fingerprint": {"a": {}}})
+            ended[1] = Ended(ended[1].node_id, ended[1].job, encode(bad), bad)
+            return ended
+
+        def acknowledge(self, _node_id: str, job_id: str, _attempt: int) -> None:
+            with Store.open(tmp_path / "fleet.db", read_only=True) as reader:
+                heard.append((job_id, next(iter(reader.each("SELECT count(*) FROM outcomes")))[0]))
+
+    dispatcher = Three()
+    courier, store, finished = courier_of(tmp_path, dispatcher, most=3)
+    batches: list[int] = []
+    record = store.record_outcomes
+    monkeypatch.setattr(store, "record_outcomes", lambda d: batches.append(len(d)) or record(d))
+    with store, courier.open():
+        courier.step()
+    assert batches == [3]
+    assert heard == [("job-0", 2), ("job-2", 2)]
+    states = {work.job.job_id: work.state.state for work in finished}
+    assert states == {"job-0": "done", "job-1": "failed", "job-2": "done"}
+    assert "its result was refused" in finished[1].state.error
