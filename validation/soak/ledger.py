@@ -6,10 +6,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pichak_agent.messages import Outcome, decode
+from pichak_agent.messages import MessageError, Outcome, decode
 from pichak_coordinator.store import Store
 
 Key = tuple[str, int]
@@ -22,12 +23,13 @@ class CountingStore(Store):
         self._taken = taken
         return self
 
-    def record_outcome(self, data: bytes) -> bool:
-        new = super().record_outcome(data)
-        if new:
-            outcome = decode(data, Outcome)
-            self._taken[outcome.job_id, outcome.attempt] += 1
-        return new
+    def record_outcomes(self, items: Sequence[bytes]) -> list[bool | MessageError]:
+        answers = super().record_outcomes(items)
+        for data, new in zip(items, answers, strict=True):
+            if new is True:
+                outcome = decode(data, Outcome)
+                self._taken[outcome.job_id, outcome.attempt] += 1
+        return answers
 
 
 class Spools:
