@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -275,6 +276,37 @@ def test_paper_gets_every_section_of_a_small_fleet(
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert text.count("Micro-batch ramp") == 4
         assert "supervised_per_row" in text
+        assert min(filled(tmp_path / "fleet.pdf")[:-1]) > 0.6
+
+
+@pytest.mark.slow
+def test_paper_has_the_light_colours_and_the_screen_gets_its_own_back(
+    browser: Browser, page: Path
+) -> None:
+    browser.open(page, dark=True)
+    browser.js("new Promise((done) => setTimeout(done, 500))")
+    colour = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
+    order = "[...document.querySelectorAll('.device .body > *')].map((e) => e.className).join()"
+    before = browser.js(colour), browser.js(order)
+    browser.js("dispatchEvent(new Event('beforeprint'))")
+    browser.js("new Promise((done) => setTimeout(done, 500))")
+    assert browser.js(colour) == "rgb(26, 31, 39)" != before[0]
+    assert browser.js(order) != before[1]
+    browser.js("dispatchEvent(new Event('afterprint'))")
+    browser.js("new Promise((done) => setTimeout(done, 500))")
+    assert (browser.js(colour), browser.js(order)) == before
+    assert browser.complaints() == []
+
+
+def filled(pdf: Path) -> list[float]:
+    """Of each page the share of its height down to the lowest word on it."""
+    command = ["pdftotext", "-q", "-bbox", str(pdf), "-"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    pages = re.findall(r'<page width="[0-9.]+" height="([0-9.]+)">(.*?)</page>', text, re.DOTALL)
+    return [
+        max((float(y) for y in re.findall(r'yMax="([0-9.]+)"', words)), default=0.0) / float(height)
+        for height, words in pages
+    ]
 
 
 def test_a_link_to_a_device_opens_its_section(browser: Browser, page: Path) -> None:

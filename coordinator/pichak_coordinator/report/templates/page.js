@@ -3,10 +3,17 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const drawn = new Map();
 
+  // Paper has a width of its own; a figure that was drawn for the screen does not follow it.
+  const PAPER = { chart: 310, matrix: 640, height: 215 };
+  let paper = false;
+
   // -- charts ---------------------------------------------------------------------------------
 
   function theme() {
-    const style = getComputedStyle(document.documentElement);
+    // What is drawn for paper is drawn before its style sheet holds; the first rule of all is light.
+    const style = paper
+      ? document.styleSheets[0].cssRules[0].style
+      : getComputedStyle(document.documentElement);
     const is = (name) => style.getPropertyValue("--" + name).trim();
     return {
       color: (name) => is(name.slice(1)),
@@ -30,19 +37,21 @@
     return value;
   }
 
-  // Paper has a width of its own; a figure that was drawn for the screen does not follow it.
-  const PAPER = { chart: 310, matrix: 640, height: 270 };
-  let paper = false;
-
   function layoutOf(figure, colors, wide) {
     const made = painted(figure.layout, "", colors);
     const axis = { gridcolor: colors.grid, zerolinecolor: colors.grid, linecolor: colors.grid, fixedrange: true };
     made.xaxis = Object.assign({ automargin: true }, axis, made.xaxis);
     made.yaxis = Object.assign({ automargin: true }, axis, made.yaxis);
+    // So low a chart needs more of itself between its axis and its legend.
+    if (paper && made.legend) {
+      made.legend.y = -0.55;
+      made.xaxis.tickangle = 0;
+      made.xaxis.nticks = 4;
+    }
     return Object.assign(
       {
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-        font: { color: colors.text, size: 12, family: "system-ui, Segoe UI, Roboto, DejaVu Sans, sans-serif" },
+        font: { color: colors.text, size: paper && !wide ? 10 : 12, family: "system-ui, Segoe UI, Roboto, DejaVu Sans, sans-serif" },
         autosize: !paper,
         width: paper ? (wide ? PAPER.matrix : PAPER.chart) : undefined,
         height: paper && !wide ? PAPER.height : undefined,
@@ -82,6 +91,8 @@
   // On paper: what is open is drawn, in the light colours and at the page's width; a small fleet is
   // opened for it.
   let opened = [];
+  const groups = [...document.querySelectorAll(".device .charts")];
+  const followers = groups.map((group) => group.nextElementSibling);
   function toPaper() {
     if (paper) return;
     const closed = [...document.querySelectorAll("details.device:not([open])")];
@@ -90,11 +101,14 @@
       opened.forEach((each) => (each.open = true));
     }
     paper = true;
+    // The plan, whose lines fill what is left of a page, goes before the charts.
+    groups.forEach((group) => group.parentNode.append(group));
     places.filter(visible).forEach(draw);
   }
   function fromPaper() {
     if (!paper) return;
     paper = false;
+    groups.forEach((group, number) => followers[number].before(group));
     opened.forEach((each) => (each.open = false));
     opened = [];
     redraw();
