@@ -93,3 +93,12 @@ def test_a_fleet_in_chaos_ends_every_job_once(tmp_path: Path) -> None:
 def test_the_units_do_under_systemd_what_they_say(tmp_path: Path) -> None:
     need(*NETWORK, "nsenter", "/lib/systemd/systemd")
     assert parts_not_met("service_systemd", tmp_path, minutes=28) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.root
+@pytest.mark.timeout(1800)
+def test_rays_cluster_launcher_makes_a_fleet(tmp_path: Path) -> None:
+    need(*NETWORK, "nsenter", "ssh", "rsync", "/usr/sbin/sshd", "/lib/systemd/systemd")
+    assert parts_not_met("ray_up", tmp_path, minutes=28) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,6 +32,8 @@ exec chroot . /usr/bin/env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin
     /lib/systemd/systemd --unit=basic.target --log-target=journal --show-status=no
 """
 _BOOT_SECONDS = 60.0
+_END_SECONDS = 10.0
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Machine:
@@ -118,3 +121,25 @@ class Machine:
             if same and numbers and int(numbers[-1]) == pid:
                 return int(status.parent.name)
         return 0
+
+
+def open_to_all(machine: Machine, *places: str) -> None:
+    """An interpreter in somebody's home cannot be reached by others; on this copy of it, it can."""
+    for place in places:
+        machine.run("chmod", "a+rx", place, *map(str, Path(place).parents))
+
+
+def control_groups() -> set[Path]:
+    """Those that systemd makes at the top of each hierarchy, which all namespaces share."""
+    return {path for end in ("slice", "scope") for path in CGROUPS.glob(f"*/*.{end}")}
+
+
+def remove_control_groups(before: set[Path]) -> None:
+    """The new ones, once what was in them has gone; one that is still in use stays."""
+    end = time.monotonic() + _END_SECONDS
+    while (new := control_groups() - before) and time.monotonic() < end:
+        for top in new:
+            for path in sorted(top.glob("**/"), key=lambda each: -len(each.parts)):
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+        time.sleep(0.2)

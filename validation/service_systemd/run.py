@@ -22,7 +22,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent / "netns_fleet")]
 
 from hosts import Fleet, Host, said  # noqa: E402
-from machine import Machine  # noqa: E402
+from machine import Machine, control_groups, open_to_all, remove_control_groups  # noqa: E402
 
 PICHAK = [sys.executable, "-c", "from pichak_coordinator.cli import main; main()"]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -68,9 +68,7 @@ class Experiment:
         run, path = self.machine.run, self.machine.path
         run("useradd", "--system", "--home-dir", "/var/lib/pichak", "pichak")
         run("ln", "-s", sys.prefix, "/opt/pichak")
-        for place in (sys.prefix, sys.base_prefix, str(ROOT)):
-            # An interpreter in somebody's home cannot be reached by others; on this copy it can.
-            run("chmod", "a+rx", place, *map(str, Path(place).parents))
+        open_to_all(self.machine, sys.prefix, sys.base_prefix, str(ROOT))
         run("install", "-d", "/etc/pichak")
         for name in ("agent.env", "coordinator.env"):
             text = (ROOT / "deploy/systemd" / name).read_text()
@@ -258,19 +256,6 @@ def measured(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def groups() -> set[Path]:
-    return {path for path in CGROUPS.glob("*/**/") if path.is_dir()}
-
-
-def remove_groups(before: set[Path]) -> None:
-    """What systemd made in the machine's own hierarchy of control groups."""
-    for path in sorted(groups() - before, key=lambda each: -len(each.parts)):
-        try:
-            path.rmdir()
-        except OSError as error:
-            print(f"left: {path}: {error}", file=sys.stderr)
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--out", type=Path, default=HERE / "result.json")
@@ -282,7 +267,7 @@ def main() -> None:
         sys.exit(2)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="pks", dir="/tmp"))
-    started, before, journal = time.time(), groups(), ""
+    started, before, journal = time.time(), control_groups(), ""
     try:
         disk = folder / "disk"
         disk.mkdir()
@@ -297,7 +282,7 @@ def main() -> None:
                     journal = experiment.journal()
                     print(journal[-20000:], file=sys.stderr)
     finally:
-        remove_groups(before)
+        remove_control_groups(before)
         shutil.rmtree(folder, ignore_errors=True)
     result = {
         "question": "Do the units do under a systemd that is process 1 what they say?",

@@ -1,0 +1,242 @@
+"""Runs the experiment of README.md: as root, ``python run.py [--out FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE.parent / "service_systemd"), str(HERE.parent / "netns_fleet")]
+
+from hosts import Fleet, Host  # noqa: E402
+from machine import Machine, control_groups, open_to_all, remove_control_groups  # noqa: E402
+
+HEAD, WORKERS = "head", ("w1", "w2")
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+JOIN_SECONDS = 120.0
+
+
+class Experiment:
+    """The desk's side of it. `machines` are booted, by name."""
+
+    def __init__(self, fleet: Fleet, folder: Path, machines: dict[str, Machine]) -> None:
+        self.fleet, self.machines = fleet, machines
+        self.home = folder / "desk"
+        (self.home / ".ssh").mkdir(parents=True)
+        (self.home / ".ray").mkdir()
+        self.token = secrets.token_hex(32)
+        self.said: dict[str, str] = {}
+        self.told_in_arguments = False
+
+    # -- before -----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """What a person has before: keys, machines with an ssh server, a token, the file."""
+        key = self.home / ".ssh/id_ed25519"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+        public = key.with_suffix(".pub").read_text()
+        for machine in self.machines.values():
+            machine.run("useradd", "--create-home", "--shell", "/bin/bash", "fleet")
+            machine.run("install", "-d", "-o", "fleet", "-m", "700", "/home/fleet/.ssh")
+            machine.path("/home/fleet/.ssh/authorized_keys").write_text(public)
+            open_to_all(machine, sys.prefix, sys.base_prefix, str(ROOT))
+            machine.run("ssh-keygen", "-A")
+            machine.run("install", "-d", "/run/sshd")
+            machine.run("/usr/sbin/sshd")
+        token = self.home / ".ray/auth_token"
+        token.touch(0o600)
+        token.write_text(self.token)
+        wheel = self.home / "dist"
+        wheel.mkdir()
+        (wheel / "pichak_fleet-0-none.whl").touch()
+        (self.home / "cluster.yaml").write_text(self.file())
+
+    def file(self) -> str:
+        """deploy/ray/cluster.yaml with this fleet's own values."""
+        text = (ROOT / "deploy/ray/cluster.yaml").read_text()
+        install = [line for line in text.splitlines() if "pip install" in line and "#" not in line]
+        changes = {
+            "head_ip: 10.0.0.1": f"head_ip: {self.fleet.address(HEAD)}",
+            "[10.0.0.2, 10.0.0.3, 10.0.0.4]": json.dumps([*map(self.fleet.address, WORKERS)]),
+            "ssh_user: ubuntu": "ssh_user: fleet",
+            "  - python3 -m venv ~/pichak\n": f"  - ln -sfn {sys.prefix} ~/pichak\n",
+            f"{install[0]}\n": "",
+        }
+        for old, new in changes.items():
+            if text.count(old) != 1:
+                raise RuntimeError(f"deploy/ray/cluster.yaml has no single {old!r}")
+            text = text.replace(old, new)
+        return text
+
+    # -- the desk ---------------------------------------------------------------------------------
+
+    def environment(self) -> dict[str, str]:
+        made = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        made |= {"HOME": str(self.home), "RAY_AUTH_MODE": "token", "TMPDIR": str(self.home)}
+        return {**made, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+
+    def desk(self, name: str, *command: str, seconds: float = 600.0) -> tuple[int, str]:
+        """Its exit code and what it says on either output, which is kept under `name`."""
+        done = subprocess.run(
+            self.fleet.inside("desk", *command),
+            cwd=self.home,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=seconds,
+        )
+        self.said[name] = done.stdout
+        return done.returncode, done.stdout
+
+    def pichak(self, name: str, command: str) -> Any:
+        """The JSON that `pichak COMMAND --json` gives on the head, None when it gave none."""
+        line = f"~/pichak/bin/pichak {command} --address auto --json"
+        _, said = self.desk(name, *RAY, "exec", "cluster.yaml", line)
+        for number, text in enumerate(lines := said.splitlines()):
+            if text.startswith("{"):
+                try:
+                    return json.JSONDecoder().raw_decode("\n".join(lines[number:]))[0]
+                except ValueError:
+                    return None
+        return None
+
+    def watch_arguments(self, stop: threading.Event) -> None:
+        """Look at every process here, those of the machines included, until `stop`."""
+        token = self.token.encode()
+        while not stop.wait(0.2):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    self.told_in_arguments |= token in path.read_bytes()
+                except OSError:
+                    continue
+
+    # -- the course -------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, bool]:
+        self.prepare()
+        stop = threading.Event()
+        looker = threading.Thread(target=self.watch_arguments, args=(stop,))
+        looker.start()
+        try:
+            code, said = self.desk("up", *RAY, "up", "--yes", "cluster.yaml")
+        finally:
+            stop.set()
+            looker.join()
+        rule = {"1 up, and every machine is there": code == 0 and self.everybody()}
+        modes = [m.run("stat", "-c", "%a", "/home/fleet/.ray/auth_token") for m in self.each]
+        rule["2 the token is told to nobody"] = (
+            modes == ["600"] * len(modes) and not self.told_in_arguments and self.token not in said
+        )
+        rule["3 who has no token is refused"] = self.refuses_strangers()
+        rule["4 every worker is profiled"] = self.profile()
+        code, _ = self.desk("down", *RAY, "down", "--yes", "cluster.yaml")
+        left = [m.run("pgrep", "-u", "fleet", "-fa", "raylet|gcs_server|ray::") for m in self.each]
+        self.said["left"] = "\n".join(left)
+        rule["5 down, and nothing is left"] = code == 0 and not any(left)
+        return rule
+
+    @property
+    def each(self) -> list[Machine]:
+        return list(self.machines.values())
+
+    def everybody(self) -> bool:
+        end = time.monotonic() + JOIN_SECONDS
+        while time.monotonic() < end:
+            found = self.pichak("nodes", "fleet nodes")
+            nodes = {n["address"]: n for n in (found or {}).get("nodes", [])}
+            workers = [nodes.get(self.fleet.address(name)) for name in WORKERS]
+            if all(n is not None and n.get("alive", True) for n in workers):
+                return True
+            time.sleep(3.0)
+        return False
+
+    def refuses_strangers(self) -> bool:
+        code = (
+            "import ray, sys\n"
+            "try:\n    ray.init(address=sys.argv[1], log_to_driver=False)\n"
+            "except Exception as error:\n    print('refused', type(error).__name__, error)\n"
+        )
+        address = f"{self.fleet.address(HEAD)}:6379"
+        bare = ["env", "-u", "RAY_AUTH_MODE", f"HOME={self.home / 'dist'}"]
+        _, said = self.desk("stranger", *bare, sys.executable, "-c", code, address)
+        return "refused" in said and "uthenti" in said
+
+    def profile(self) -> bool:
+        command = "fleet profile --seq-len 64 --model builtin:gpt-1m --depth quick --device cpu"
+        found = self.pichak("profile", command)
+        rows = {row["node"]["address"]: row for row in (found or {}).get("rows", [])}
+        wanted = {self.fleet.address(name) for name in WORKERS}
+        return set(rows) == wanted and all(row["fingerprint"] for row in rows.values())
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--out", type=Path, default=HERE / "result.json")
+    asked = options.parse_args()
+    tools = ("ip", "tc", "nft", "unshare", "nsenter", "ssh", "rsync", "/usr/sbin/sshd")
+    missing = [tool for tool in (*tools, "/lib/systemd/systemd") if shutil.which(tool) is None]
+    if os.geteuid() != 0 or missing:
+        print("not run: this needs root and", ", ".join(missing or ["nothing else"]))
+        sys.exit(2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    folder = Path(tempfile.mkdtemp(prefix="pku", dir="/tmp"))
+    started, before = time.time(), control_groups()
+    hosts = [Host("desk"), Host(HEAD), *map(Host, WORKERS)]
+    try:
+        with ExitStack() as stack:
+            fleet = stack.enter_context(Fleet(hosts, folder))
+            machines = {}
+            for name in (HEAD, *WORKERS):
+                disk = folder / f"disk-{name}"
+                disk.mkdir()
+                network = f"/run/netns/{fleet.namespace(name)}"
+                machines[name] = stack.enter_context(Machine(name, network, disk))
+            experiment = Experiment(fleet, folder, machines)
+            try:
+                rule = experiment.run()
+            finally:
+                for name, text in experiment.said.items():
+                    print(f"== {name}\n{text[-4000:]}", file=sys.stderr)
+    finally:
+        remove_control_groups(before)
+        shutil.rmtree(folder, ignore_errors=True)
+    result = {
+        "question": "Does deploy/ray/cluster.yaml make a fleet with Ray's cluster launcher?",
+        "met": all(rule.values()),
+        "rule": rule,
+        "environment": {
+            "cores": os.cpu_count(),
+            "load_at_the_end": round(os.getloadavg()[0], 1),
+            "system": f"{platform.system()} {platform.release()}",
+            "python": platform.python_version(),
+            "ray": version("ray"),
+        },
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "seconds_in_all": round(time.time() - started),
+    }
+    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    for part, met in rule.items():
+        print("met    " if met else "NOT MET", part)
+    sys.exit(0 if result["met"] else 1)
+
+
+if __name__ == "__main__":
+    main()
