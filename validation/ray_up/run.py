@@ -163,7 +163,7 @@ class Experiment:
             found = self.pichak("nodes", "fleet nodes")
             nodes = {n["address"]: n for n in (found or {}).get("nodes", [])}
             workers = [nodes.get(self.fleet.address(name)) for name in WORKERS]
-            if all(n is not None and n.get("alive", True) for n in workers):
+            if all(n is not None and n["state"] == "alive" for n in workers):
                 return True
             time.sleep(3.0)
         return False
@@ -182,7 +182,7 @@ class Experiment:
     def profile(self) -> bool:
         command = "fleet profile --seq-len 64 --model builtin:gpt-1m --depth quick --device cpu"
         found = self.pichak("profile", command)
-        rows = {row["node"]["address"]: row for row in (found or {}).get("rows", [])}
+        rows = {row["address"]: row for row in (found or {}).get("nodes", [])}
         wanted = {self.fleet.address(name) for name in WORKERS}
         return set(rows) == wanted and all(row["fingerprint"] for row in rows.values())
 

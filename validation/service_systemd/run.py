@@ -31,7 +31,6 @@ PORT = 6379
 PATIENCE_SECONDS = 300.0
 END_SECONDS = 10.0
 CGROUPS = Path("/sys/fs/cgroup")
-#: Of these the names say what was read; the values differ by nature.
 PROFILE = ("--seq-len", "64", "--model", "builtin:gpt-1m", "--depth", "quick", "--device", "cpu")
 
 
@@ -165,8 +164,7 @@ class Experiment:
         if done.returncode:
             print(done.stdout[-2000:], done.stderr[-3000:], file=sys.stderr)
             return False
-        rows = json.loads(done.stdout)["rows"]
-        by_host = {row["node"]["host"]: row for row in rows}
+        by_host = {row["host"]: row for row in json.loads(done.stdout)["nodes"]}
         plain, unit = by_host.get("h1"), by_host.get("unit")
         if plain is None or unit is None:
             print("hosts:", list(by_host), file=sys.stderr)
@@ -251,8 +249,7 @@ def slice_limits() -> list[Path]:
 def measured(row: dict[str, Any]) -> dict[str, str]:
     """By reading: "" where it was measured, else why it was not."""
     return {
-        name: "" if "value" in reading else str(reading.get("reason") or reading)
-        for name, reading in row["fingerprint"].items()
+        name: str(reading.get("unmeasured", "")) for name, reading in row["fingerprint"].items()
     }
 
 
