@@ -169,6 +169,15 @@ def test_no_history_yet_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
+def test_a_history_of_watches_only_is_not_called_empty(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "fleet.db") as store:
+        for _ in range(2):
+            store.finish_run(store.begin_run("fleet watch", {"depth": "light"}))
+    done = call("fleet", "history", "--store", tmp_path / "fleet.db")
+    assert done.exit_code == 1
+    assert "2 runs of `pichak fleet watch` only: --watch lists them" in done.stderr
+
+
 def test_a_plan_holds_what_both_of_its_jobs_measured(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     data = tmp_path / "train.jsonl"

@@ -171,10 +171,12 @@ class Experiment:
             return False
         here, there = measured(plain), measured(unit)
         self.taken_away = sorted(
-            f"{name}: {there[name]}" for name, why in here.items() if why == "" and there.get(name)
+            f"{name}: {there.get(name, 'not there')}"
+            for name, why in here.items()
+            if not why and there.get(name, "not there")
         )
-        print("taken away:", self.taken_away, file=sys.stderr)
-        return bool(unit["plan"]) and not self.taken_away and set(here) == set(there)
+        print("taken away:", self.taken_away, "error:", unit["error"], file=sys.stderr)
+        return bool(unit["plan"]) and not self.taken_away
 
     def killed(self) -> bool:
         before = self.status()
@@ -215,7 +217,7 @@ class Experiment:
         result, code = self.show("Result", COORDINATOR), self.show("ExecMainStatus", COORDINATOR)
         self.machine.run("systemctl", "stop", COORDINATOR)
         history = self.machine.run(
-            *("/opt/pichak/bin/pichak", "fleet", "history", "--json"),
+            *("/opt/pichak/bin/pichak", "fleet", "nodes", "--json"),
             *("--store", "/var/lib/pichak-coordinator/fleet.db"),
         )
         print("coordinator:", result, code, history[:600], file=sys.stderr)

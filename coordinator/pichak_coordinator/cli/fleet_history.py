@@ -81,7 +81,8 @@ def history(
 
 
 def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
-    runs = [run for run in store.runs() if watch or run.command != "fleet watch"]
+    every = store.runs()
+    runs = [run for run in every if watch or run.command != "fleet watch"]
     listed = [
         {
             "run": run.run,
@@ -101,7 +102,10 @@ def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
     elif listed:
         extra = ("seconds", "data", "model")
         print_records(listed, form, right=("seconds", "rows", "failed"), dispensable=extra)
-    if not listed:
+    if not listed and every:
+        count = "1 run" if len(every) == 1 else f"{len(every):,} runs"
+        click.echo(f"pichak: {count} of `pichak fleet watch` only: --watch lists them", err=True)
+    elif not listed:
         click.echo("pichak: no run is stored; `pichak fleet profile` makes one", err=True)
     return 0 if listed else EXIT_NOTHING
 
