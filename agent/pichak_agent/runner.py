@@ -19,20 +19,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pichak_agent.ending import LOG_TAIL, Seen, at_the_limit, conclude
-from pichak_agent.environment import MARK
 from pichak_agent.frames import FrameError, FrameReader
 from pichak_agent.launch import Launched, launched
+from pichak_agent.members import Members
 from pichak_agent.messages import Job
 from pichak_agent.versions import own_versions
 from pichak_core.devices.job_group import JobGroup
 from pichak_core.devices.processes import (
-    descendants,
     kill_all,
-    marked,
     memory_bytes,
     oom_kills,
     send_signal,
-    started_at,
 )
 
 #: Seconds between two looks at the memory of the job's processes.
@@ -119,7 +116,7 @@ class _Attempt:
         self._log = bytearray()
         self._lines = b""
         self._warden_pid = 0
-        self._members: dict[int, str] = {}
+        self._members: Members
         self._kill_at = float("inf")
         self._lost_at = float("inf")
         self._child: Launched
@@ -130,6 +127,7 @@ class _Attempt:
         with launched(
             self._job, argv, workdir=workdir, mark=self._token, give_up_seconds=give_up
         ) as self._child:
+            self._members = Members(self._token, self._child.group)
             try:
                 self._watch()
             finally:
@@ -241,13 +239,10 @@ class _Attempt:
         if not self._warden_pid:
             return
         try:
-            members = list(dict.fromkeys([*descendants(self._warden_pid), *self._in_group()]))
+            members = self._members.below(self._warden_pid)
         except OSError as error:
             self._seen.unseen = str(error)
             return
-        for pid in members:
-            if pid not in self._members:
-                self._members[pid] = started_at(pid) or ""
         cap = self._job.memory_cap_bytes
         if not cap or not self._running:
             return
@@ -291,7 +286,7 @@ class _Attempt:
                 if pid:
                     send_signal(pid, signal.SIGKILL)
         try:
-            left = kill_all(self._escaped)
+            left = kill_all(self._members.known)
             if isinstance(group, JobGroup):
                 seen.group_oom_kills = max(seen.group_oom_kills, group.oom_kills())
             elif self._job.memory_cap_bytes:
@@ -303,11 +298,3 @@ class _Attempt:
         seen.partial = self._frames.partial()
         seen.unfinished_frame = self._frames.unfinished
         seen.log = bytes(self._log)
-
-    def _escaped(self) -> list[int]:
-        known = [pid for pid, at in self._members.items() if at and started_at(pid) == at]
-        return sorted({*known, *self._in_group(), *marked(MARK, self._token)})
-
-    def _in_group(self) -> list[int]:
-        group = self._child.group
-        return group.pids() if isinstance(group, JobGroup) else []

@@ -8,19 +8,27 @@ steal for a moment, NVML is late or answers nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from pichak_agent.faults import Fault, gpu_fault, host_fault, own_fault
 from pichak_agent.readings import GpuReading, HostReading, OwnUse, Reading
 from pichak_core.devices import ProcessMemory
 from pichak_core.devices.nvml_codes import IDLE, SW_POWER_CAP, SW_THERMAL
 from pichak_core.plan import Scalar
 from pichak_core.testing import GIB, MIB
 
+__all__ = [
+    "START_UNIX",
+    "Fault",
+    "SimulatedCard",
+    "SimulatedNode",
+    "gpu_fault",
+    "host_fault",
+    "own_fault",
+]
+
 START_UNIX = 1.8e9
-#: Changes a reading that is `seconds` into the trace.
-Fault = Callable[[float, Reading], Reading]
 
 
 @dataclass(frozen=True)
@@ -263,61 +271,3 @@ class _Course:
             self.free_bytes -= size
             if len(self.checkpoints) > 3:
                 self.free_bytes += self.checkpoints.pop(0)
-
-
-def gpu_fault(starts: float, index: int = 0, *, ends: float = float("inf"), **values: Any) -> Fault:
-    """From `starts` on a GPU's figures are these: moving ones at once, facts with the next full
-    reading. None takes a figure away; a function is called with the seconds and the old value."""
-
-    def changed(at: float, reading: Reading) -> Reading:
-        if not starts <= at < ends:
-            return reading
-        return replace(
-            reading,
-            gpus=tuple(
-                _with(gpu, at, values) if gpu.index == index else gpu for gpu in reading.gpus
-            ),
-        )
-
-    return changed
-
-
-def host_fault(starts: float, *, ends: float = float("inf"), **values: Any) -> Fault:
-    """From `starts` on the host's figures are these; a function is called with the seconds since
-    `starts` and the old value."""
-
-    def changed(at: float, reading: Reading) -> Reading:
-        if not starts <= at < ends:
-            return reading
-        made = {
-            name: value(at - starts, getattr(reading.host, name)) if callable(value) else value
-            for name, value in values.items()
-        }
-        return replace(reading, host=replace(reading.host, **made))
-
-    return changed
-
-
-def own_fault(starts: float, change: Callable[[float, OwnUse], OwnUse | None]) -> Fault:
-    """From `starts` on this agent's jobs say this of themselves."""
-
-    def changed(at: float, reading: Reading) -> Reading:
-        if at < starts:
-            return reading
-        made = [change(at - starts, use) for use in reading.own]
-        return replace(reading, own=tuple(use for use in made if use is not None))
-
-    return changed
-
-
-def _with(gpu: GpuReading, at: float, values: Mapping[str, Any]) -> GpuReading:
-    live, facts = dict(gpu.live), dict(gpu.facts)
-    for name, value in values.items():
-        part = live if name in live or name not in facts else facts
-        made = value(at, part.get(name)) if callable(value) else value
-        if made is None:
-            live.pop(name, None)
-            facts.pop(name, None)
-        else:
-            part[name] = made
-    return replace(gpu, live=live, facts=facts)
