@@ -129,6 +129,7 @@ def test_csv_and_markdown_say_all_that_the_table_says(few: Path) -> None:
     assert picked[0].startswith("Pick h0006")
     assert "plan.seconds_per_step" not in table("compare", "--store", few)[0]
     text = call("compare", "--store", few, "--format", "md", "--plans").stdout
+    assert "- h0008: it never answered" in text
     assert "- h0007, fail, confirmed: h0007 is slow" in text
     assert "\n## h0007\n" in text
     assert "    seconds_per_step     1 s\n        timed\n" in text

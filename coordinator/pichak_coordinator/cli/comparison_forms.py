@@ -42,7 +42,7 @@ def _csv(table: Comparison, moved: Mapping[Key, Sequence[Change]], plans: bool) 
     named = [f"plan.{name}{part}" for name in names for part in ("", ".unit", ".source")]
     text = io.StringIO()
     writer = csv.writer(text)
-    below = ("simulated", "pick", "notes", "all_findings", "changed")
+    below = ("simulated", "pick", "notes", "all_findings", "changed", "printed_last")
     heads = [column.key for column in table.columns]
     writer.writerow([*heads, *below, *((*named, "plan.notes") if plans else ())])
     for number, line in enumerate(table.lines):
@@ -55,6 +55,7 @@ def _csv(table: Comparison, moved: Mapping[Key, Sequence[Change]], plans: bool) 
             "" if number else _BETWEEN.join(table.notes),
             _BETWEEN.join(found),
             _BETWEEN.join(change.sentence for change in moved.get(row.key, ())),
+            _BETWEEN.join(_printed(row)),
         ]
         if plans:
             cells += _plan_cells(row, names)
@@ -70,6 +71,11 @@ def _plan_cells(row: Row, names: Sequence[str]) -> list[Any]:
     return [*cells, _BETWEEN.join(row.plan.notes) if row.plan is not None else ""]
 
 
+def _printed(row: Row) -> list[str]:
+    """What each of its jobs that failed printed last."""
+    return [f"{kind} printed: {' / '.join(lines)}" for kind, lines in row.printed.items() if lines]
+
+
 def _picked(table: Comparison, line: Line) -> bool:
     return line.row.key == (table.pick.node, table.pick.device)
 
@@ -83,6 +89,14 @@ def _markdown(table: Comparison, moved: Mapping[Key, Sequence[Change]], plans: b
         for f in row.findings
     ]
     parts += _listed("Findings", [text for _, text in sorted(found, key=lambda entry: entry[0])])
+    failed = [row for row in rows if row.error]
+    parts += _listed(
+        "Failed",
+        [
+            markdown_cell("; ".join([f"{row.node.label}: {row.error}", *_printed(row)]))
+            for row in failed
+        ],
+    )
     told = [
         f"{markdown_cell(row.node.label)}: {markdown_cell(change.sentence)}"
         for row in rows
