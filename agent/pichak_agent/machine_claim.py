@@ -44,8 +44,8 @@ class Holder:
 class MachineClaim:
     """This process's claim, from `take` to `release`."""
 
-    def __init__(self, home: Path, name: str = NAME) -> None:
-        self._name, self._home = name, home
+    def __init__(self, home: Path, name: str = "") -> None:
+        self._name, self._home = name or NAME, home
         self._socket: socket.socket | None = None
 
     def take(self) -> bool:
@@ -83,14 +83,21 @@ class MachineClaim:
             self._socket = None
 
 
-def holder(name: str = NAME) -> Holder | None:
+def stranger(home: Path, name: str = "") -> Holder | None:
+    """Who has this machine, where that is an agent of another home than `home`: no lock keeps its
+    jobs and those of `home` apart."""
+    found = holder(name)
+    return None if found is None or found.home == str(home.absolute()) else found
+
+
+def holder(name: str = "") -> Holder | None:
     """Who has this machine; None where nobody does, or nobody can be asked."""
     if not IS_LINUX:
         return None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
             channel.settimeout(_ANSWER_SECONDS)
-            channel.connect(f"\0{name}")
+            channel.connect(f"\0{name or NAME}")
             size = _CREDENTIALS.size
             said = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
             pid, uid, _ = _CREDENTIALS.unpack(said)

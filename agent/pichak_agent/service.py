@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Protocol
 
 from pichak_agent.home import default_root, tidy
-from pichak_agent.machine_claim import MachineClaim, holder
+from pichak_agent.machine_claim import Holder, MachineClaim, holder, stranger
 from pichak_agent.ray_start import OBJECT_STORE_BYTES, RayStart
 from pichak_agent.ray_start import OURS as RAY_OPTIONS_OF_OURS
 from pichak_agent.ray_supervisor import end_leftovers
@@ -53,6 +53,7 @@ __all__ = [
     "holder",
     "running_services",
     "spooled",
+    "stranger_here",
 ]
 
 #: Seconds between two looks at everything.
@@ -146,8 +147,8 @@ class Service:
 
     def _claim(self) -> None:
         if not self.simulated and not self._machine.take():
-            other = holder()
-            if other is not None and other.home != str(self.home.absolute()):
+            other = stranger(self.home)
+            if other is not None:
                 if not self.even_if_another:
                     raise ServiceTakenError(
                         f"an agent service runs on this machine already ({other.sentence}): end "
@@ -203,6 +204,11 @@ class Service:
         self.files.release()
         self._machine.release()
         self.say(f"stopped after {age(self.state.started_unix)}")
+
+
+def stranger_here() -> Holder | None:
+    """The agent service of another home than this process's, where there is one."""
+    return stranger(default_root())
 
 
 def _set_on_signals(stop: threading.Event) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from service_tools import PICHAK, Place, place_in
 
-from pichak_agent.machine_claim import MachineClaim, holder
+from pichak_agent.machine_claim import MachineClaim, holder, stranger
 from pichak_core.devices.host import IS_LINUX
 
 pytestmark = pytest.mark.skipif(not IS_LINUX, reason="abstract socket names are Linux's")
@@ -66,6 +66,8 @@ def test_one_has_it_and_tells_who_and_where(name: str) -> None:
         assert (found.pid, found.home) == (first.pid, "/var/lib/x")
         assert f"pid {first.pid}, user " in found.sentence
         assert not MachineClaim(Path("/home/y"), name).take()
+        assert stranger(Path("/home/y"), name) == found
+        assert stranger(Path("/var/lib/x"), name) is None
     # However it died.
     mine = MachineClaim(Path("/home/y"), name)
     assert mine.take()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from pichak_agent import machine_claim
 from pichak_coordinator.cli import app
+from pichak_coordinator.cli.agent_probe import _tell_of_service
+from pichak_core.devices.host import IS_LINUX
 
 COMMANDS = [
     # Nothing says how long the rows are, which would be told next.
@@ -51,3 +56,21 @@ def test_then_the_rest_is(tmp_path: Path) -> None:
     simulated = call("agent", "probe", "--out", out, "--simulate", tmp_path / "none.toml")
     assert "it cannot be read (No such file" in simulated.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="one agent a machine is told on Linux")
+def test_a_probe_says_that_an_agent_of_another_home_may_measure_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_claim, "NAME", f"pichak-test-{secrets.token_hex(8)}")
+    monkeypatch.setattr(machine_claim, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setenv("PICHAK_HOME", str(tmp_path / "home"))
+    said: list[str] = []
+    _tell_of_service(said.append)
+    assert said == []
+    claim = machine_claim.MachineClaim(Path("/var/lib/pichak"))
+    assert claim.take()
+    _tell_of_service(said.append)
+    claim.release()
+    (text,) = said
+    assert text.startswith(f"an agent service of another home runs here (pid {os.getpid()}, user ")

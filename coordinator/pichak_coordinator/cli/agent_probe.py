@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +197,9 @@ def _measure(
             with contextlib.suppress(OSError):
                 progress.say(text)
 
+        if host is None:
+            _tell_of_service(say)
+
         def show(device: str, phase: str, text: str) -> None:
             with contextlib.suppress(OSError):
                 progress.update([ProgressLine(device, phase, text, time.monotonic() - started)])
@@ -210,6 +213,17 @@ def _measure(
             return alone.probe(file, replace_file=force)
         except FramedFileError as error:
             raise UserError(str(error)) from error
+
+
+def _tell_of_service(say: Callable[[str], None]) -> None:
+    from pichak_agent.service import stranger_here
+
+    other = stranger_here()
+    if other is not None:
+        say(
+            f"an agent service of another home runs here ({other.sentence}): while it measures, "
+            "the numbers of both are worse than the machine is"
+        )
 
 
 def _end_on_hangup() -> None:
