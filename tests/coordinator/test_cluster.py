@@ -13,7 +13,9 @@ import uuid
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pichak_coordinator.cli import app
 from pichak_coordinator.cluster import Cluster, ClusterError, ClusterNode, reason_of
 
 
@@ -176,3 +178,22 @@ def test_auto_is_judged_by_the_address_that_it_stands_for(
     with pytest.raises(ClusterError) as caught:
         Cluster("auto")
     assert ("without authentication" in str(caught.value)) is refused
+
+
+@pytest.mark.parametrize(
+    "command", ["fleet nodes", "fleet profile --seq-len 64", "fleet watch", "net"]
+)
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("", "the address is empty"), (" ", "the address is empty"),
+     ("10.0.0.1:99999", "not a cluster's address"), ("10.0.0.1", "not a cluster's address")],
+)  # fmt: skip
+def test_every_command_that_joins_says_what_is_no_address(
+    tmp_path: Path, command: str, address: str, words: str
+) -> None:
+    """None of them takes the history, or this machine alone, for the fleet that was meant."""
+    env = {"PICHAK_HOME": str(tmp_path), "RAY_ADDRESS": ""}
+    done = CliRunner().invoke(app, [*command.split(), "--address", address], env=env)
+    assert done.exit_code == 2, done.output
+    assert words in done.stderr
+    assert done.stdout == ""

@@ -39,7 +39,7 @@ def nodes(
 ) -> int:
     """List the nodes of a cluster; without an address, those that were profiled before."""
     form = chosen_format(form, as_json)
-    found = _of_cluster(address, insecure) if address else _of_store(store_path)
+    found = _of_store(store_path) if address is None else _of_cluster(address, insecure)
     if form == "json":
         print_json({"schema": 1, "source": address or "history", "nodes": found})
         return 0 if found else EXIT_NOTHING

@@ -103,7 +103,7 @@ def net(
     """
     from pichak_coordinator.fleet_network import NetRequest
 
-    if not address:
+    if address is None:
         raise UserError(
             "no cluster: a network test needs two nodes; give --address HOST:PORT, or set "
             "RAY_ADDRESS (`ray start --head` begins a cluster, `ray start --address …` joins it)"
