@@ -171,7 +171,7 @@ def reading_parts(name: str, entry: Any) -> ReadingParts:
     unit, suspect = get("unit", ""), get("suspect", "")
     spread, seconds = get("spread"), get("seconds", 0.0)
     conditions, detail = get("conditions") or _NOTHING, get("detail") or _NOTHING
-    if not isinstance(value, (bool, int, float, str)) or not isinstance(source, str):
+    if type(value) not in _SCALARS or type(source) is not str:
         raise ValueError(f"{name}: a reading needs 'value' and 'source'")
     if not (
         type(unit) is str
@@ -184,7 +184,8 @@ def reading_parts(name: str, entry: Any) -> ReadingParts:
         and type(detail) is dict
     ):
         raise ValueError(f"{name}: a part of this reading is of the wrong type")
-    _check_value(name, value, source)
+    if type(value) is float or not source or source.isspace():
+        _check_value(name, value, source)
     spread = None if spread is None else float(spread)
     return name, value, unit, source, samples, spread, float(seconds), suspect, conditions, detail
 
@@ -214,6 +215,7 @@ def _check_value(name: str, value: Scalar, source: str) -> None:
 
 _REASONS = {reason.value: reason for reason in Reason}
 _NUMBERS = frozenset((int, float))
+_SCALARS = frozenset((bool, int, float, str))
 #: Shared by every reading that came without; nobody changes a reading's parts.
 _NOTHING: dict[str, Any] = {}
 

@@ -8,6 +8,7 @@ spool, Ray and the store carry the same ones.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping
@@ -227,21 +228,29 @@ _DECLARED: dict[str, tuple[type, ...]] = {
 }
 
 
+@functools.cache
+def _declared(kind: type[Job] | type[Outcome]) -> dict[str, tuple[str, tuple[type, ...], bool]]:
+    """Field -> how it is declared, the types that it may have, and whether it maps to texts."""
+    named = {f.name: str(f.type) for f in fields(kind)}
+    return {
+        name: (text, _DECLARED.get(text, (dict,)), text.endswith("str]"))
+        for name, text in named.items()
+    }
+
+
 def _check_fields(record: Mapping[str, Any], kind: type[Job] | type[Outcome]) -> None:
-    known = {f.name: str(f.type) for f in fields(kind)}
+    known = _declared(kind)
     for name, value in record.items():
         if name not in known:
             raise MessageError(f"unknown field {name[:40]!r}")
-        declared = known[name]
-        wanted = _DECLARED.get(declared, (dict,))
+        declared, wanted, texts = known[name]
         if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
             raise MessageError(f"{name}: {type(value).__name__} where {declared} was expected")
         if isinstance(value, str) and len(value) > MAX_TEXT:
             raise MessageError(f"{name}: {len(value):,} characters are more than {MAX_TEXT:,}")
         if isinstance(value, float) and not math.isfinite(value):
             raise MessageError(f"{name}: {value!r} is not a number")
-        texts = value.values() if isinstance(value, dict) and declared.endswith("str]") else ()
-        if not all(isinstance(text, str) for text in texts):
+        if texts and not all(isinstance(text, str) for text in value.values()):
             raise MessageError(f"{name}: its values are not all text")
 
 

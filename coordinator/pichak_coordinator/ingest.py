@@ -133,7 +133,7 @@ def _check(parts: ReadingParts) -> None:
         raise ValueError(f"a metric's name of {len(name):,} characters")
     if len(parts) == _UNMEASURED:
         return
-    samples, spread = parts[4:6]
+    samples, spread = parts[4], parts[5]
     if spread is not None and not 0 <= spread < math.inf:
         raise ValueError(f"{name}: a spread of {spread!r}")
     if not 0 <= samples <= _MAX_SAMPLES:

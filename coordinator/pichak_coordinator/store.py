@@ -308,12 +308,7 @@ class Store(Writer):
         if not new:
             return False
         where = (node, received, job_id, attempt, run, device, parts.gpu_uuid)
-        db.executemany(
-            "INSERT INTO metrics (node, received_unix, job_id, attempt, run, device, gpu_uuid, "
-            "metric, value, text, unmeasured, unit, spread, samples, suspect, source) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(*where, *row) for row in parts.metric_rows()],
-        )
+        self._put_readings(where, parts)
         return True
 
     def _put_findings(self, run: str, node: str, device: str, found: Iterable[Finding]) -> None:

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pichak_coordinator.database import transaction, translated
+from pichak_coordinator.ingest import Parts
 from pichak_coordinator.store_read import Reader
+
+#: How far apart the first readings of two outcomes are numbered; see migration 3.
+_IN_A_SET = 65536
+_MOST_NAMES = 10_000
 
 
 class Writer(Reader):
@@ -21,6 +26,8 @@ class Writer(Reader):
     ) -> None:
         super().__init__(path, db)
         self._clock = clock
+        self._names: dict[tuple[str, str], int] = {}
+        self._names_version = -1
 
     @contextmanager
     def atomically(self) -> Iterator[None]:
@@ -29,9 +36,13 @@ class Writer(Reader):
         with self._lock, translated(self.path):
             if self._db.in_transaction:
                 yield
-            else:
+                return
+            try:
                 with transaction(self._db):
                     yield
+            except BaseException:
+                self._names.clear()  # what was new among them is not in the file
+                raise
 
     @contextmanager
     def dated(self, unix: float) -> Iterator[None]:
@@ -56,6 +67,55 @@ class Writer(Reader):
         with self._lock, translated(self.path):
             self._db.execute("VACUUM")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def forget_unused_names(self) -> None:
+        """Drop the names under which nothing is kept any more."""
+        self._names.clear()
+        self._write("DELETE FROM reading_names WHERE id NOT IN (SELECT name FROM readings)", [()])
+
+    def _put_readings(self, where: Sequence[Any], parts: Parts) -> None:
+        """The readings of one outcome; `where` is what they have in common, in the columns' order
+        of ``reading_sets``. Runs in the transaction of the outcome."""
+        if not parts.readings:
+            return
+        version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._names_version:  # another process wrote: it may have forgotten some
+            self._names.clear()
+            self._names_version = version
+        made = self._db.execute(
+            "INSERT INTO reading_sets (node, received_unix, job_id, attempt, run, device, gpu_uuid)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            where,
+        )
+        first = (made.lastrowid or 0) * _IN_A_SET
+        names = self._names
+        self._db.executemany(
+            "INSERT INTO readings (name, value, text, unmeasured, spread, samples, suspect, source,"
+            " id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    *(names.get((metric, unit)) or self._name(metric, unit), value, text),
+                    *(unmeasured, spread, samples, suspect, source, first + place),
+                )
+                for place, row in enumerate(parts.metric_rows())
+                for metric, value, text, unmeasured, unit, spread, samples, suspect, source in [row]
+            ],
+        )
+
+    def _name(self, metric: str, unit: str) -> int:
+        """The number of a metric in a unit. Nodes choose their names: not all are kept at hand."""
+        if len(self._names) >= _MOST_NAMES:
+            self._names.clear()
+        self._db.execute(
+            "INSERT INTO reading_names (metric, unit) VALUES (?, ?) ON CONFLICT DO NOTHING",
+            (metric, unit),
+        )
+        found = self._db.execute(
+            "SELECT id FROM reading_names WHERE metric = ? AND unit = ?", (metric, unit)
+        )
+        number: int = found.fetchone()[0]
+        self._names[metric, unit] = number
+        return number
 
     def _write(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         with self.atomically():
