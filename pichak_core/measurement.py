@@ -167,8 +167,9 @@ def reading_parts(name: str, entry: Any) -> ReadingParts:
         if known is None or not isinstance(said, str):
             raise ValueError(f"{name}: {str(reason)[:40]!r} is no reason, or its detail no text")
         return name, known, said
-    value, source, samples = get("value"), get("source"), get("samples", 1)
-    unit, suspect = get("unit", ""), get("suspect", "")
+    value: Any = get("value")
+    source: Any = get("source")
+    unit, suspect, samples = get("unit", ""), get("suspect", ""), get("samples", 1)
     spread, seconds = get("spread"), get("seconds", 0.0)
     conditions, detail = get("conditions") or _NOTHING, get("detail") or _NOTHING
     if type(value) not in _SCALARS or type(source) is not str:

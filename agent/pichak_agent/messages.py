@@ -8,7 +8,6 @@ spool, Ray and the store carry the same ones.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Mapping
@@ -228,7 +227,6 @@ _DECLARED: dict[str, tuple[type, ...]] = {
 }
 
 
-@functools.cache
 def _declared(kind: type[Job] | type[Outcome]) -> dict[str, tuple[str, tuple[type, ...], bool]]:
     """Field -> how it is declared, the types that it may have, and whether it maps to texts."""
     named = {f.name: str(f.type) for f in fields(kind)}
@@ -238,8 +236,11 @@ def _declared(kind: type[Job] | type[Outcome]) -> dict[str, tuple[str, tuple[typ
     }
 
 
+_FIELDS = {kind.__name__: _declared(kind) for kind in (Job, Outcome)}
+
+
 def _check_fields(record: Mapping[str, Any], kind: type[Job] | type[Outcome]) -> None:
-    known = _declared(kind)
+    known = _FIELDS[kind.__name__]
     for name, value in record.items():
         if name not in known:
             raise MessageError(f"unknown field {name[:40]!r}")
@@ -250,7 +251,7 @@ def _check_fields(record: Mapping[str, Any], kind: type[Job] | type[Outcome]) ->
             raise MessageError(f"{name}: {len(value):,} characters are more than {MAX_TEXT:,}")
         if isinstance(value, float) and not math.isfinite(value):
             raise MessageError(f"{name}: {value!r} is not a number")
-        if texts and not all(isinstance(text, str) for text in value.values()):
+        if texts and isinstance(value, dict) and not all(isinstance(t, str) for t in value.values()):
             raise MessageError(f"{name}: its values are not all text")
 
 
