@@ -251,7 +251,8 @@ def _check_fields(record: Mapping[str, Any], kind: type[Job] | type[Outcome]) ->
             raise MessageError(f"{name}: {len(value):,} characters are more than {MAX_TEXT:,}")
         if isinstance(value, float) and not math.isfinite(value):
             raise MessageError(f"{name}: {value!r} is not a number")
-        if texts and isinstance(value, dict) and not all(isinstance(t, str) for t in value.values()):
+        held = value.values() if texts and isinstance(value, dict) else ()
+        if not all(isinstance(text, str) for text in held):
             raise MessageError(f"{name}: its values are not all text")
 
 
