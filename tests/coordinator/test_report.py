@@ -513,3 +513,22 @@ def test_a_thousand_devices_are_all_in_the_table_and_the_worst_have_sections(
     # The faulty one is among the slowest, and has a section all the same: the first.
     links = [a["href"] for tag, a in page.elements if tag == "a" and "href" in a]
     assert links.count(f"#{sections[0]['id']}") == 2  # from the table and from its finding
+
+
+def test_lost_devices_take_no_section_from_those_that_answered(
+    thousand: Path, tmp_path: Path
+) -> None:
+    with Store.open(thousand) as store:
+        run = store.runs()[0].run
+        with store.atomically():
+            for i in range(50):
+                lost = {"machine_id": f"lost{i}", "host": f"lost{i}"}
+                store.record_node(run, lost, error="it did not answer in time")
+    made = tmp_path / "many.html"
+    asked = ("fleet", "report", "--html", made, "--store", thousand, "--sections", "5")
+    assert call(*asked).exit_code == 0
+    text = made.read_text(encoding="utf-8")
+    sections = text.split('<section id="devices">')[1]
+    assert "<h3><bdi>h0007</bdi></h3>" in sections
+    assert "<h3><bdi>lost" not in sections
+    assert "it did not answer in time" in text
