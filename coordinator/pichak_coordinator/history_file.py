@@ -150,12 +150,8 @@ def import_history(store: Store, path: Path, *, partial: bool = False) -> Added:
 
 
 def _import(store: Store, path: Path, partial: bool) -> Added:
-    added = Added()
-
-    def on_cut() -> None:
-        added.cut = True
-
-    frames = read_frames(path, partial=partial, on_cut=on_cut)
+    added = Added(cut=partial and _is_cut(path))
+    frames = read_frames(path, partial=partial)
     head = next(frames, None)
     if not isinstance(head, dict) or head.get("file") != _KIND:
         raise ValueError("not a file of `pichak export`")
@@ -167,7 +163,6 @@ def _import(store: Store, path: Path, partial: bool) -> Added:
         )
     columns = {table: store.columns(table) for table in TABLES}
     newest = (float("-inf"), "")
-    fresh: list[str] = []
     for record in frames:
         if isinstance(record, bytes):
             raise ValueError("a result without its row")
@@ -184,20 +179,24 @@ def _import(store: Store, path: Path, partial: bool) -> Added:
             new = _put_outcome(store, row, data)
         else:
             check_row(table, row, columns[table])
+            if added.cut and table == "runs":
+                row["finished_unix"] = None
             new = _put_row(store, table, row)
         added.held[table] += 1
         added.new[table] += new
-        if table == "runs" and new:
-            fresh.append(row["run"])
         if table == "runs" and row["command"] not in ("net", "fleet watch"):
             newest = max(newest, (row["started_unix"], row["run"]))
     if added.cut and not any(added.held.values()):
         raise ValueError("nothing in it is whole: copy it again")
-    if added.cut:
-        for run in fresh:
-            store.reopen_run(run)
     added.newest = (newest[1],) if newest[1] else ()
     return added
+
+
+def _is_cut(path: Path) -> bool:
+    cut: list[bool] = []
+    for _ in read_frames(path, partial=True, on_cut=lambda: cut.append(True)):
+        pass
+    return bool(cut)
 
 
 def _put_row(store: Store, table: str, row: Mapping[str, Any]) -> int:

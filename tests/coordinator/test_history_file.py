@@ -281,6 +281,9 @@ def test_what_is_whole_of_a_cut_file_can_be_taken(
     assert sum(added.new.values()) == len(whole) - 1 - missing > 0
     assert "ends too early" in added.sentence
     assert all(run.finished_unix is None for run in target.runs())
+    once = rows(target.path)
+    assert not import_history(target, path, partial=True).changed
+    assert rows(target.path) == once
     path.write_bytes(data)
     import_history(target, path)
     assert rows(target.path) == rows(source.path)
