@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ def test_the_other_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path:
     text = page.read_text(encoding="utf-8")
     assert "<dt>took</dt>" not in text
     assert "<dt>measured</dt><dd>0</dd>" in text
+    assert re.search(r"directions between [0-9]+ machines simulated, ", text)
+    assert "machines measured" not in text
     answered = sum(node["error"] is None for node in compared["nodes"])
     assert f"<dt>simulated</dt><dd>{answered}</dd>" in text
 

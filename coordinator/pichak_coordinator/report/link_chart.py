@@ -135,7 +135,10 @@ def _told(source: str, target: str, state: str, way: Direction | None) -> str:
 def _summary(found: Directions, nodes: Sequence[str]) -> str:
     rates = [way.mb_s for way in found.ways.values() if way.mb_s is not None]
     every = len(nodes) * (len(nodes) - 1)
-    text = f"{len(rates):,} of {every:,} directions between {len(nodes)} machines measured"
+    made_up = sum(way.simulated for way in found.ways.values() if way.mb_s is not None)
+    how = "measured" if not made_up else "simulated"
+    how += f" or measured ({made_up:,} simulated)" if 0 < made_up < len(rates) else ""
+    text = f"{len(rates):,} of {every:,} directions between {len(nodes)} machines {how}"
     if rates:
         text += f", {format_number(min(rates))} to {format_number(max(rates))} MB/s"
     shut = sum(bool(way.closed) for way in found.ways.values())
