@@ -191,10 +191,10 @@ class Store(Writer):
 
     def record_outcomes(self, items: Sequence[bytes]) -> list[bool | MessageError]:
         """Many outcomes in one transaction: for each, what `record_outcome` returns or raises."""
-        read: list[Parts | MessageError] = [_read_or_error(data) for data in items]
         answers: list[bool | MessageError] = []
         with self.atomically():
-            for data, parts in zip(items, read, strict=True):
+            for data in items:  # one after another: what was read of one is in nobody's way then
+                parts = _read_or_error(data)
                 answers.append(
                     parts if isinstance(parts, MessageError) else self._put_outcome(data, parts)
                 )
