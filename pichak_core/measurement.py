@@ -185,7 +185,7 @@ def reading_parts(name: str, entry: Any) -> ReadingParts:
         and type(detail) is dict
     ):
         raise ValueError(f"{name}: a part of this reading is of the wrong type")
-    if type(value) is float or not source or source.isspace():
+    if (type(value) is float and not math.isfinite(value)) or not source or source.isspace():
         _check_value(name, value, source)
     spread = None if spread is None else float(spread)
     return name, value, unit, source, samples, spread, float(seconds), suspect, conditions, detail

@@ -267,7 +267,7 @@ def _check_plain(record: dict[str, Any]) -> None:
     key pass but text and the empty bytes.
     """
     level: list[Any] = [record]
-    for _ in range(_MAX_DEPTH + 1):
+    for depth in range(_MAX_DEPTH + 1):
         below: list[Any] = []
         for holder in level:
             items = holder
@@ -281,7 +281,8 @@ def _check_plain(record: dict[str, Any]) -> None:
                     continue
                 if kind is not dict and kind is not list:
                     raise MessageError(f"object: {kind.__name__} cannot be sent; use plain values")
-                below.append(item)
+                if item or depth == _MAX_DEPTH:  # nothing lies below an empty one
+                    below.append(item)
         if not below:
             return
         level = below
