@@ -65,8 +65,7 @@ def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run
     last = next((run for run in store.runs() if run.command == command), None)
     if last is None:
         raise ValueError(f"no {command} is in {store.path}, so none can go on")
-    ended = [job.state for job in store.jobs(last.run)]
-    if last.finished_unix is not None and "cancelled" not in ended:
+    if last.finished_unix is not None and not _left_undone(store, last.run):
         raise ValueError(
             f"the last {command}, {last.run}, came to its end: there is nothing to resume"
         )
@@ -82,6 +81,18 @@ def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run
         )
         raise ValueError(f"{last.run} cannot go on with other settings: it had {told}")
     return last
+
+
+def _left_undone(store: Store, run: str) -> bool:
+    """Whether a job of it was called off whose like was not done later, the task on any node."""
+    called_off, done = set(), set()
+    for job in store.jobs(run):
+        what = ("", "", job.kind) if job.kind == "task" else (job.node, job.device, job.kind)
+        if job.state == "cancelled":
+            called_off.add(what)
+        elif job.state == "done":
+            done.add(what)
+    return not called_off <= done
 
 
 def count_ended(store: Store, run: str) -> tuple[int, int]:

@@ -73,5 +73,9 @@ def test_which_run_can_go_on(tmp_path: Path) -> None:
             run_to_go_on(store, COMMAND, settings)
         store.set_job_state("c", "cancelled", error="interrupted")
         assert run_to_go_on(store, COMMAND, settings).run == run
+        # What was called off once and done later is not left.
+        store.set_job_state("d", "done")
+        with pytest.raises(ValueError, match="nothing to resume"):
+            run_to_go_on(store, COMMAND, settings)
         store.reopen_run(run)
         assert (store.run(run) or pytest.fail("no run")).finished_unix is None

@@ -272,7 +272,9 @@ def test_a_killed_coordinator_goes_on_where_it_was(cluster: Any, tmp_path: Path)
         assert open_jobs(store)
         before = {job.job_id: job for job in store.jobs(run.run) if job.state == "done"}
 
-    done = pichak(*arguments, "--resume", home=tmp_path, address=cluster.address)
+    # The options are the run's own; only what is printed is asked for anew.
+    once = ["fleet", "profile", "--resume", "--json", "--at-once", "1"]
+    done = pichak(*once, home=tmp_path, address=cluster.address)
     assert done.returncode == 0, done.stderr
     nodes = profiled(done)["nodes"]
     assert [bool(n["error"]) for n in nodes] == [False, False]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -115,11 +117,13 @@ def head(folder: Path, host: str, port: int, mode: str) -> subprocess.Popen[byte
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(("mode", "said"), [("disabled", True), ("token", False)])
-def test_real_heads_say_so(tmp_path: Path, mode: str, said: bool) -> None:
+def test_real_heads_say_so(mode: str, said: bool) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = head(tmp_path, "127.0.0.1", port, mode)
+    # Short: the names of Ray's sockets are long, and a socket's path is of 107 bytes at most.
+    folder = Path(tempfile.mkdtemp(prefix="h-"))
+    process = head(folder, "127.0.0.1", port, mode)
     try:
         end, found = time.monotonic() + 120, None
         while found is None and time.monotonic() < end:
@@ -129,3 +133,4 @@ def test_real_heads_say_so(tmp_path: Path, mode: str, said: bool) -> None:
     finally:
         process.terminate()
         process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
