@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
-import platform
 import shutil
 import signal
 import sqlite3
@@ -16,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from disturb import KINDS, Disturber  # noqa: E402
 from fleet import SmallDisk  # noqa: E402
 from hosts import Fleet, Host  # noqa: E402
 from ledger import Spools, ends  # noqa: E402
+from verdict import conclude, need_root  # noqa: E402
 
 from pichak_coordinator.cut_runs import open_jobs  # noqa: E402
 from pichak_coordinator.jobs import FINAL  # noqa: E402
@@ -216,11 +214,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=HERE / "result.json")
     options.add_argument("--keep-logs", type=Path, help="copy the hosts' logs here")
     asked = options.parse_args()
-    missing = [t for t in ("ip", "tc", "nft", "unshare", "mkfs.ext4") if shutil.which(t) is None]
-    if os.geteuid() != 0 or missing:
-        print("not run: network namespaces need root and", ", ".join(missing or ["nothing else"]))
-        sys.exit(2)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    need_root("mkfs.ext4")
     folder = Path(tempfile.mkdtemp(prefix="pkc", dir="/tmp"))
     started = time.time()
     disk = None
@@ -249,25 +243,14 @@ def main() -> None:
         if disk is not None:
             disk.close()
         shutil.rmtree(folder, ignore_errors=True)
-    result = {
-        "question": "Has each job one end, and is every result there, whatever was killed?",
-        "met": all(found["rule"].values()),
+    conclude(
+        asked.out,
+        "Has each job one end, and is every result there, whatever was killed?",
+        found.pop("rule"),
+        started=started,
+        seed=asked.seed,
         **found,
-        "seed": asked.seed,
-        "environment": {
-            "cores": os.cpu_count(),
-            "load_at_the_end": round(os.getloadavg()[0], 1),
-            "system": f"{platform.system()} {platform.release()}",
-            "python": platform.python_version(),
-            "ray": version("ray"),
-        },
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seconds": round(time.time() - started),
-    }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    for part, met in result["rule"].items():
-        print("met    " if met else "NOT MET", part)
-    sys.exit(0 if result["met"] else 1)
+    )
 
 
 if __name__ == "__main__":

@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ sys.path[:0] = [str(HERE.parent / "service_systemd"), str(HERE.parent / "netns_f
 
 from hosts import Fleet, Host  # noqa: E402
 from machine import Machine, control_groups, open_to_all, remove_control_groups  # noqa: E402
+from verdict import conclude, need_root  # noqa: E402
 
 HEAD, WORKERS = "head", ("w1", "w2")
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -191,12 +189,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--out", type=Path, default=HERE / "result.json")
     asked = options.parse_args()
-    tools = ("ip", "tc", "nft", "unshare", "nsenter", "ssh", "rsync", "/usr/sbin/sshd")
-    missing = [tool for tool in (*tools, "/lib/systemd/systemd") if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        print("not run: this needs root and", ", ".join(missing or ["nothing else"]))
-        sys.exit(2)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    need_root("nsenter", "ssh", "rsync", "/usr/sbin/sshd", "/lib/systemd/systemd")
     folder = Path(tempfile.mkdtemp(prefix="pku", dir="/tmp"))
     started, before = time.time(), control_groups()
     hosts = [Host("desk"), Host(HEAD), *map(Host, WORKERS)]
@@ -218,24 +211,12 @@ def main() -> None:
     finally:
         remove_control_groups(before)
         shutil.rmtree(folder, ignore_errors=True)
-    result = {
-        "question": "Does deploy/ray/cluster.yaml make a fleet with Ray's cluster launcher?",
-        "met": all(rule.values()),
-        "rule": rule,
-        "environment": {
-            "cores": os.cpu_count(),
-            "load_at_the_end": round(os.getloadavg()[0], 1),
-            "system": f"{platform.system()} {platform.release()}",
-            "python": platform.python_version(),
-            "ray": version("ray"),
-        },
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seconds_in_all": round(time.time() - started),
-    }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    for part, met in rule.items():
-        print("met    " if met else "NOT MET", part)
-    sys.exit(0 if result["met"] else 1)
+    conclude(
+        asked.out,
+        "Does deploy/ray/cluster.yaml make a fleet with Ray's cluster launcher?",
+        rule,
+        started=started,
+    )
 
 
 if __name__ == "__main__":

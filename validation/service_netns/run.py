@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -14,13 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "netns_fleet"))
 
 from hosts import Fleet, Host, said, within
+from verdict import conclude, need_root
 
 PICHAK = [sys.executable, "-c", "from pichak_coordinator.cli import main; main()"]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -251,11 +250,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     asked = options.parse_args()
-    missing = [tool for tool in ("ip", "tc", "nft", "unshare") if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        print("not run: network namespaces need root and", ", ".join(missing or ["nothing else"]))
-        sys.exit(2)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    need_root()
     # Short: Ray makes sockets in it, whose paths may have 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="pkn", dir="/tmp"))
     started = time.time()
@@ -270,26 +265,14 @@ def main() -> None:
                 print(json.dumps(logs, indent=1), file=sys.stderr)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    result = {
-        "question": "Do services return by themselves, and is each outcome stored once?",
-        "met": all(rule.values()),
-        "rule": rule,
-        "seconds": experiment.seconds,
-        "said": logs,
-        "environment": {
-            "cores": os.cpu_count(),
-            "load_at_the_end": round(os.getloadavg()[0], 1),
-            "system": f"{platform.system()} {platform.release()}",
-            "python": platform.python_version(),
-            "ray": version("ray"),
-        },
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seconds_in_all": round(time.time() - started),
-    }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    for part, met in rule.items():
-        print("met    " if met else "NOT MET", part)
-    sys.exit(0 if result["met"] else 1)
+    conclude(
+        asked.out,
+        "Do services return by themselves, and is each outcome stored once?",
+        rule,
+        started=started,
+        seconds=experiment.seconds,
+        said=logs,
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "netns_fleet")]
 
 from hosts import Fleet, Host, said  # noqa: E402
 from machine import Machine, control_groups, open_to_all, remove_control_groups  # noqa: E402
+from verdict import conclude, need_root  # noqa: E402
 
 PICHAK = [sys.executable, "-c", "from pichak_coordinator.cli import main; main()"]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -259,12 +258,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--out", type=Path, default=HERE / "result.json")
     asked = options.parse_args()
-    tools = ("ip", "tc", "nft", "unshare", "nsenter", "/lib/systemd/systemd")
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        print("not run: this needs root and", ", ".join(missing or ["nothing else"]))
-        sys.exit(2)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    need_root("nsenter", "/lib/systemd/systemd")
     folder = Path(tempfile.mkdtemp(prefix="pks", dir="/tmp"))
     started, before, journal = time.time(), control_groups(), ""
     try:
@@ -283,29 +277,19 @@ def main() -> None:
     finally:
         remove_control_groups(before)
         shutil.rmtree(folder, ignore_errors=True)
-    result = {
-        "question": "Do the units do under a systemd that is process 1 what they say?",
-        "met": all(rule.values()),
-        "rule": rule,
-        "seconds": experiment.seconds,
-        "taken_away_by_the_unit": experiment.taken_away,
-        "said": journal.splitlines(),
-        "environment": {
-            "cores": os.cpu_count(),
-            "load_at_the_end": round(os.getloadavg()[0], 1),
-            "system": f"{platform.system()} {platform.release()}",
+    conclude(
+        asked.out,
+        "Do the units do under a systemd that is process 1 what they say?",
+        rule,
+        started=started,
+        environment={
             "systemd": systemd,
             "control_groups": said("stat", "-fc", "%T", str(CGROUPS)).strip(),
-            "python": platform.python_version(),
-            "ray": version("ray"),
         },
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seconds_in_all": round(time.time() - started),
-    }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    for part, met in rule.items():
-        print("met    " if met else "NOT MET", part)
-    sys.exit(0 if result["met"] else 1)
+        seconds=experiment.seconds,
+        taken_away_by_the_unit=experiment.taken_away,
+        said=journal.splitlines(),
+    )
 
 
 if __name__ == "__main__":
