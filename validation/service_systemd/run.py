@@ -248,9 +248,14 @@ def slice_limits() -> list[Path]:
 
 
 def measured(row: dict[str, Any]) -> dict[str, str]:
-    """By reading: "" where it was measured, else why it was not."""
+    """By reading: "" where it was measured, else why it was not. The two hosts are each other's
+    peer, by whose name the readings of the link go."""
+    peers = ("network.h1.", "network.unit.")
     return {
-        name: str(reading.get("unmeasured", "")) for name, reading in row["fingerprint"].items()
+        f"network.peer.{name.split('.', 2)[2]}" if name.startswith(peers) else name: str(
+            reading.get("unmeasured", "")
+        )
+        for name, reading in row["fingerprint"].items()
     }
 
 
