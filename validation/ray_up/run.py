@@ -53,6 +53,8 @@ class Experiment:
             machine.run("install", "-d", "-o", "fleet", "-m", "700", "/home/fleet/.ssh")
             machine.path("/home/fleet/.ssh/authorized_keys").write_text(public)
             open_to_all(machine, sys.prefix, sys.base_prefix, str(ROOT))
+            # Until then nobody but root may log in.
+            machine.run("systemctl", "start", "systemd-user-sessions")
             machine.run("ssh-keygen", "-A")
             machine.run("install", "-d", "/run/sshd")
             machine.run("/usr/sbin/sshd")
