@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import gc
 import sys
 
 _M_ARENA_MAX = -8  # <malloc.h> of glibc
@@ -18,11 +20,17 @@ def keep_heap_small() -> bool:
 
 
 def give_back_freed() -> bool:
-    """Give freed memory back, from all arenas (``malloc_trim``); whether any was."""
+    """Give freed memory back, from all arenas (``malloc_trim``); whether any was.
+
+    What only cycles still hold is freed first. Python looks through its old objects when a quarter
+    of them is new, so a process that has imported much, as Ray's workers have, waits long for that.
+    """
+    gc.collect()
     call = _glibc("malloc_trim")
     return call is not None and bool(call(ctypes.c_size_t(0)))
 
 
+@functools.cache
 def _glibc(name: str) -> ctypes._NamedFuncPointer | None:
     if sys.platform != "linux":
         return None

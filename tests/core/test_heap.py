@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -47,7 +49,23 @@ def test_freed_memory_goes_back(small: bool) -> None:
     assert after < 3 * 2**20
 
 
+def test_what_only_a_cycle_holds_is_freed_too() -> None:
+    class Node:
+        me: Node
+
+    node = Node()
+    node.me = node
+    gone = weakref.ref(node)
+    gc.collect()  # it is an old object now
+    del node
+    assert gone() is not None
+    heap.give_back_freed()
+    assert gone() is None
+
+
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    heap._glibc.cache_clear()
     monkeypatch.setattr(heap.ctypes, "CDLL", lambda _name: object())
     assert not heap.keep_heap_small()
     assert not heap.give_back_freed()
+    heap._glibc.cache_clear()

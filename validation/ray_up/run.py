@@ -71,9 +71,12 @@ class Experiment:
         text = (ROOT / "deploy/ray/cluster.yaml").read_text()
         install = [line for line in text.splitlines() if "pip install" in line and "#" not in line]
         changes = {
-            "head_ip: 10.0.0.1": f"head_ip: {self.fleet.address(HEAD)}",
+            "head_ip: 10.0.0.1\n": f"head_ip: {self.fleet.address(HEAD)}\n",
+            "--node-ip-address=10.0.0.1": f"--node-ip-address={self.fleet.address(HEAD)}",
             "[10.0.0.2, 10.0.0.3, 10.0.0.4]": json.dumps([*map(self.fleet.address, WORKERS)]),
             "ssh_user: ubuntu": "ssh_user: fleet",
+            # ssh looks for ~ in the list of users, not in this desk's HOME.
+            "key: ~/.ssh/id_ed25519": f"key: {self.home}/.ssh/id_ed25519",
             "  - python3 -m venv ~/pichak\n": f"  - ln -sfn {sys.prefix} ~/pichak\n",
             f"{install[0]}\n": "",
         }
@@ -93,7 +96,7 @@ class Experiment:
     def desk(self, name: str, *command: str, seconds: float = 600.0) -> tuple[int, str]:
         """Its exit code and what it says on either output, which is kept under `name`."""
         done = subprocess.run(
-            self.fleet.inside("desk", *command),
+            ["timeout", f"{seconds:g}", *self.fleet.inside("desk", *command)],
             cwd=self.home,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
@@ -101,7 +104,6 @@ class Experiment:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=seconds,
         )
         self.said[name] = done.stdout
         return done.returncode, done.stdout
@@ -176,7 +178,7 @@ class Experiment:
         )
         address = f"{self.fleet.address(HEAD)}:6379"
         bare = ["env", "-u", "RAY_AUTH_MODE", f"HOME={self.home / 'dist'}"]
-        _, said = self.desk("stranger", *bare, sys.executable, "-c", code, address)
+        _, said = self.desk("stranger", *bare, sys.executable, "-c", code, address, seconds=90)
         return "refused" in said and "uthenti" in said
 
     def profile(self) -> bool:
