@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pichak_coordinator.collector import paused
 from pichak_coordinator.economics import Economics, economics, number
 from pichak_coordinator.judged import unjudged
 from pichak_coordinator.pick import By, Pick, pick
@@ -144,6 +145,7 @@ class Comparison:
         return text.getvalue()
 
 
+@paused()
 def compare(
     rows: Sequence[Row],
     *,

@@ -29,6 +29,7 @@ def _wrong_content(row: Row) -> Iterator[Finding]:
         name: int(reading.detail["wrong"])
         for name, reading in row.fingerprint.items()
         if isinstance(reading, Measurement)
+        and reading.detail
         and "wrong" in reading.detail
         and name.startswith("gpu.")
         and isinstance(reading.detail.get("wrong"), int)

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pichak_coordinator.absolute import absolute_findings
+from pichak_coordinator.collector import paused
 from pichak_coordinator.disturbance import disturbed
 from pichak_coordinator.golden_digests import wrong_digests
 from pichak_coordinator.judged import MIN_PEERS, Judged, Kind, Kinds, too_few
@@ -44,6 +45,7 @@ Key = tuple[str, str]
 History = Mapping[tuple[str, str, str], Sequence[float]]
 
 
+@paused()
 def judge(
     rows: Sequence[Row],
     *,

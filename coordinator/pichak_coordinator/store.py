@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_args
 
 from pichak_agent.messages import Job, MessageError
 from pichak_coordinator.agent_findings import agent_findings, findings_of_each
+from pichak_coordinator.collector import paused
 from pichak_coordinator.database import (
     CorruptStoreError,
     StoreError,
@@ -189,6 +190,7 @@ class Store(Writer):
             raise answer
         return answer
 
+    @paused()
     def record_outcomes(self, items: Sequence[bytes]) -> list[bool | MessageError]:
         """Many outcomes in one transaction: for each, what `record_outcome` returns or raises."""
         answers: list[bool | MessageError] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pichak_coordinator.assemble import rows_of_node, same_device, told_apart
+from pichak_coordinator.collector import paused
 from pichak_coordinator.database import translated
 from pichak_coordinator.ingest import Parts, read_outcome
 from pichak_coordinator.records import Finding, JobRecord, Point, Row, Run, SeenNode
@@ -191,6 +192,7 @@ class Reader:
             made.setdefault((node, device), []).append(Finding(*record))
         return {key: sorted(some, key=lambda f: f.order) for key, some in made.items()}
 
+    @paused()
     def rows_of(
         self, run: str, nodes: Iterable[str] | None = None, *, curves: bool = True
     ) -> list[Row]:

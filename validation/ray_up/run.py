@@ -27,6 +27,8 @@ from verdict import conclude, need_root  # noqa: E402
 HEAD, WORKERS = "head", ("w1", "w2")
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 JOIN_SECONDS = 120.0
+#: A raylet ends itself when it has not heard of its head for a minute.
+END_SECONDS = 120.0
 
 
 class Experiment:
@@ -108,17 +110,15 @@ class Experiment:
         self.said[name] = done.stdout
         return done.returncode, done.stdout
 
-    def pichak(self, name: str, command: str) -> Any:
-        """The JSON that `pichak COMMAND --json` gives on the head, None when it gave none."""
-        line = f"~/pichak/bin/pichak {command} --address auto --json"
-        _, said = self.desk(name, *RAY, "exec", "cluster.yaml", line)
-        for number, text in enumerate(lines := said.splitlines()):
-            if text.startswith("{"):
-                try:
-                    return json.JSONDecoder().raw_decode("\n".join(lines[number:]))[0]
-                except ValueError:
-                    return None
-        return None
+    def pichak(self, name: str, command: str) -> dict[str, Any]:
+        """The JSON that `pichak COMMAND --json` gives on the head; nothing when it gave none."""
+        line = f"~/pichak/bin/pichak {command} --address auto --json > ~/said.json"
+        self.desk(name, *RAY, "exec", "cluster.yaml", line)
+        try:
+            return dict(json.loads(self.machines[HEAD].path("/home/fleet/said.json").read_text()))
+        except (OSError, ValueError) as error:
+            self.said[name] += str(error)
+            return {}
 
     def watch_arguments(self, stop: threading.Event) -> None:
         """Look at every process here, those of the machines included, until `stop`."""
@@ -143,17 +143,32 @@ class Experiment:
             stop.set()
             looker.join()
         rule = {"1 up, and every machine is there": code == 0 and self.everybody()}
+        self.said["monitor"] = self.machines[HEAD].run(
+            "sh", "-c", "tail -n 60 /tmp/ray/session_latest/logs/monitor.[lo]*"
+        )
         modes = [m.run("stat", "-c", "%a", "/home/fleet/.ray/auth_token") for m in self.each]
+        self.said["token"] = f"modes {modes}, in arguments: {self.told_in_arguments}"
         rule["2 the token is told to nobody"] = (
             modes == ["600"] * len(modes) and not self.told_in_arguments and self.token not in said
         )
         rule["3 who has no token is refused"] = self.refuses_strangers()
         rule["4 every worker is profiled"] = self.profile()
         code, _ = self.desk("down", *RAY, "down", "--yes", "cluster.yaml")
-        left = [m.run("pgrep", "-u", "fleet", "-fa", "raylet|gcs_server|ray::") for m in self.each]
-        self.said["left"] = "\n".join(left)
+        left = self.left()
+        self.said["left"] = "\n".join(text[:2000] for text in left)
         rule["5 down, and nothing is left"] = code == 0 and not any(left)
         return rule
+
+    def left(self) -> list[str]:
+        """Ray's processes on the machines, once they had the time to end by themselves."""
+        end = time.monotonic() + END_SECONDS
+        while True:
+            left = [
+                m.run("pgrep", "-u", "fleet", "-fa", "raylet|gcs_server|ray::") for m in self.each
+            ]
+            if not any(left) or time.monotonic() > end:
+                return left
+            time.sleep(2.0)
 
     @property
     def each(self) -> list[Machine]:
@@ -163,7 +178,7 @@ class Experiment:
         end = time.monotonic() + JOIN_SECONDS
         while time.monotonic() < end:
             found = self.pichak("nodes", "fleet nodes")
-            nodes = {n["address"]: n for n in (found or {}).get("nodes", [])}
+            nodes = {n["address"]: n for n in found.get("nodes", [])}
             workers = [nodes.get(self.fleet.address(name)) for name in WORKERS]
             if all(n is not None and n["state"] == "alive" for n in workers):
                 return True
@@ -184,7 +199,7 @@ class Experiment:
     def profile(self) -> bool:
         command = "fleet profile --seq-len 64 --model builtin:gpt-1m --depth quick --device cpu"
         found = self.pichak("profile", command)
-        rows = {row["address"]: row for row in (found or {}).get("nodes", [])}
+        rows = {row["address"]: row for row in found.get("nodes", [])}
         wanted = {self.fleet.address(name) for name in WORKERS}
         return set(rows) == wanted and all(row["fingerprint"] for row in rows.values())
 

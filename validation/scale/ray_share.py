@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import tempfile
 import time
@@ -56,6 +57,8 @@ def profile(address: str, count: int, store_path: Path) -> dict[str, Any]:
 
 def main(count: int) -> dict[str, Any]:
     """A cluster of `count` nodes; two profiles: the first finds no agents, the second does."""
+    # Before Ray is imported: a cluster that asks for no token is refused.
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     import ray
     import sleeper
     from ray.cluster_utils import Cluster as Nodes
