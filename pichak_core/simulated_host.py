@@ -57,6 +57,7 @@ from pichak_core.measurement import (
     median_and_spread,
 )
 from pichak_core.plan import Plan, Scalar, Value
+from pichak_core.small_file import read_small
 from pichak_core.testing import MIB, FakeDevice, FakeStep, affine_memory, step_seconds
 
 SIMULATED = "simulated, no machine was measured"
@@ -104,7 +105,7 @@ class SimulatedHost:
         `ValueError` says what is wrong with it, `OSError` why it cannot be read."""
         tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         try:
-            record = tomllib.loads(path.read_text(encoding="utf-8"))
+            record = tomllib.loads(read_small(path, regular=True).decode("utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: it holds bytes that are no text") from error
         except ValueError as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pichak_coordinator.jobs import FINAL
 from pichak_coordinator.records import Run
 from pichak_coordinator.store import Store
 
@@ -84,11 +85,12 @@ def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run
 
 
 def _left_undone(store: Store, run: str) -> bool:
-    """Whether a job of it was called off whose like was not done later, the task on any node."""
+    """Whether a job of it was called off, or never ended, whose like was not done later, the task
+    on any node."""
     called_off, done = set(), set()
     for job in store.jobs(run):
         what = ("", "", job.kind) if job.kind == "task" else (job.node, job.device, job.kind)
-        if job.state == "cancelled":
+        if job.state == "cancelled" or job.state not in FINAL:
             called_off.add(what)
         elif job.state == "done":
             done.add(what)

@@ -39,9 +39,11 @@ def unfinished_path(path: Path) -> Path:
 def check_place(path: Path, *, replace: bool = False) -> None:
     """`FramedFileError` where `FrameWriter` could not make this file, as far as that can be known
     before anything is measured for it. It makes nothing."""
-    folder, beside = path.absolute().parent, unfinished_path(path)
     if path.is_dir():
         raise FramedFileError(f"{path} is a folder: name a file")
+    folder, beside = path.absolute().parent, unfinished_path(path)
+    if path.exists() and not path.is_file():
+        raise FramedFileError(f"{path} is a device or a pipe, not a file: it is left as it is")
     if not folder.is_dir():
         why = "is no folder" if folder.exists() else "does not exist: make that folder first"
         raise FramedFileError(f"{path} cannot be written: {folder} {why}")

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pichak_coordinator.watch_store import WatchStore
+from pichak_core.small_file import read_small
 
 TIMEOUT_SECONDS = 10.0
 FIRST_RETRY_SECONDS = 5.0
@@ -128,7 +129,7 @@ def _kind(error: object) -> str:
 def read_secret(path: Path) -> bytes:
     """The secret in a file, without the space around it; `WebhookError` when there is none."""
     try:
-        secret = path.read_bytes().strip()
+        secret = read_small(path).strip()
     except OSError as error:
         raise WebhookError(f"--webhook-secret-file {path}: {error.strerror}") from error
     if not secret:

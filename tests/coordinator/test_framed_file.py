@@ -16,6 +16,7 @@ from pichak_coordinator.framed_file import (
     MAGIC,
     FramedFileError,
     FrameWriter,
+    check_place,
     read_frames,
     unfinished_path,
 )
@@ -211,3 +212,13 @@ def test_killed_at_each_step_it_is_whole_or_not_there(tmp_path: Path, before: bo
                 read_probe(part)
     assert step > 60
     assert steps_with_part > 20
+
+
+def test_no_place_and_a_device_are_refused_and_left(tmp_path: Path) -> None:
+    with pytest.raises(FramedFileError, match="is a folder"):
+        check_place(Path(""), replace=True)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/full")):
+        with pytest.raises(FramedFileError, match="device or a pipe"):
+            check_place(path, replace=True)
+        assert not path.is_file()

@@ -145,6 +145,48 @@ def test_settings_that_no_request_has_are_no_traceback(
     assert went.request is None
 
 
+@pytest.mark.parametrize(
+    ("cluster", "options", "words"),
+    [
+        ("10.0.0.1:6379", [], "of the cluster at 10.0.0.1:6379; give --address"),
+        ("", ["--address", "10.0.0.1:6379"], "of this machine alone; leave --address"),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_fleet(
+    path: Path, went: Went, cluster: str, options: list[str], words: str
+) -> None:
+    """Without an address this machine would be measured into a cluster's run, and end it."""
+    run = cut(path, {**ASKED.settings(), "cluster": cluster})
+    done = profile(path, "--resume", *options)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert went.request is None
+    with Store.open(path) as store:
+        assert store.runs()[0].finished_unix is None
+    # A head that came back at another address is the same fleet for all that is known.
+    right = ["--address", "10.0.0.2:6379"] if cluster else []
+    assert profile(path, "--resume", *right).exit_code == 0
+    assert went.run == run
+
+
+def test_a_new_run_says_of_which_cluster_it_is(path: Path, went: Went) -> None:
+    for address in ("10.0.0.1:6379", ""):
+        options = ["--address", address] if address else []
+        assert profile(path, "--seq-len", "64", *options).exit_code == 0
+        with Store.open(path) as store:
+            assert store.runs()[0].settings["cluster"] == address
+
+
+def test_a_run_that_ended_before_its_jobs_did_can_go_on(path: Path, went: Went) -> None:
+    """A cluster that could not be joined ends the run, not what is left of it."""
+    run = cut(path, ASKED.settings())
+    with Store.open(path) as store:
+        store.record_job(run, Job("k", 1, "ramp", {}, 9.0), node=store.nodes_of(run)[0])
+        store.finish_run(run)
+    assert profile(path, "--resume").exit_code == 0
+    assert went.run == run
+
+
 def test_without_a_run_there_is_nothing_to_resume(path: Path, went: Went) -> None:
     Store.open(path).close()
     done = profile(path, "--resume")

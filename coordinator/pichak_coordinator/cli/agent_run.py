@@ -18,6 +18,7 @@ import click
 from pichak_coordinator.cli.common import EXIT_DONE, EXIT_NOTHING, UserError, examples
 from pichak_coordinator.cli.files import told_of_host
 from pichak_coordinator.text import printable
+from pichak_core.small_file import read_small
 
 if TYPE_CHECKING:
     from pichak_agent.service import RayStart, Service
@@ -207,7 +208,7 @@ def _check_token(file: Path | None) -> None:
     if file is None:
         return
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_small(file).decode("utf-8")
         mode = file.stat().st_mode
     except UnicodeDecodeError as error:
         raise UserError(f"--token-file {file}: it holds bytes that are no text") from error

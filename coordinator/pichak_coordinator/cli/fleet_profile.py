@@ -147,9 +147,9 @@ def profile(
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
         if resume:
-            run, request = _resumed(store, request, _named(ctx))
+            run, request = _resumed(store, request, _named(ctx), address)
         else:
-            run = _new_run(store, request)
+            run = _new_run(store, request, address)
         try:
             interrupted, timing, links = _measure(
                 *(request, store, run, address, insecure, network, at_once, resume)
@@ -177,7 +177,7 @@ def _named(ctx: click.Context) -> set[str]:
 
 
 def _resumed(
-    store: Store, request: ProfileRequest, named: Container[str]
+    store: Store, request: ProfileRequest, named: Container[str], address: str | None
 ) -> tuple[str, ProfileRequest]:
     """The run that is to go on, and what it was asked; `UserError` where there is none, or where an
     option that was `named` contradicts it."""
@@ -188,6 +188,16 @@ def _resumed(
         cut = run_to_go_on(store, "fleet profile", asked)
     except ValueError as error:
         raise UserError(f"--resume: {error}") from error
+    was = cut.settings.get("cluster")
+    if was and not address:
+        raise UserError(
+            f"--resume: {cut.run} is of the cluster at {was}; give --address (or RAY_ADDRESS), "
+            "for this machine alone is another fleet"
+        )
+    if was == "" and address:
+        raise UserError(
+            f"--resume: {cut.run} is of this machine alone; leave --address and RAY_ADDRESS out"
+        )
     try:
         request = request.with_settings(cut.settings)
     except ValueError as error:
@@ -197,7 +207,7 @@ def _resumed(
     return cut.run, request
 
 
-def _new_run(store: Store, request: ProfileRequest) -> str:
+def _new_run(store: Store, request: ProfileRequest, address: str | None) -> str:
     """A new run; says so where one was cut off that could go on."""
     from pichak_coordinator.cut_runs import count_ended, run_to_go_on
 
@@ -211,7 +221,7 @@ def _new_run(store: Store, request: ProfileRequest) -> str:
                 "goes on with it, this is a new profile",
                 err=True,
             )
-    return store.begin_run("fleet profile", settings)
+    return store.begin_run("fleet profile", {**settings, "cluster": address or ""})
 
 
 def _measure(
