@@ -169,6 +169,24 @@ def test_no_history_yet_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
+@pytest.mark.parametrize("columns", ["0", "-1", "x", ""])
+def test_a_width_that_is_none_says_nothing(path: Path, columns: str) -> None:
+    shown = call("fleet", "compare", "--store", path).stdout
+    assert "alpha" in shown
+    variables = {"COLUMNS": columns}
+    done = CliRunner().invoke(app, ["fleet", "compare", "--store", str(path)], env=variables)
+    assert done.stdout == shown
+
+
+def test_a_narrow_history_leaves_nothing_out(path: Path) -> None:
+    command = ["fleet", "history", "alpha", "disk.read_mb_s", "--store", str(path)]
+    wide = CliRunner().invoke(app, command, env={"COLUMNS": "120"}).stdout
+    narrow = CliRunner().invoke(app, command, env={"COLUMNS": "40"}).stdout
+    said = [line.replace("█", "").replace("±", "").split() for line in wide.splitlines()[1:]]
+    assert sorted(narrow.replace("±", "").split()) == sorted(w for line in said for w in line)
+    assert max(map(len, narrow.splitlines())) <= 40
+
+
 def test_a_history_of_watches_only_is_not_called_empty(tmp_path: Path) -> None:
     with Store.open(tmp_path / "fleet.db") as store:
         for _ in range(2):

@@ -22,6 +22,8 @@ EXIT_DONE = 0
 EXIT_NOTHING = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+#: Nothing is laid out for less.
+_LEAST_WIDTH = 20
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -81,10 +83,17 @@ def err() -> Console:
 
 
 def _width(stream: Any) -> int | None:
-    """None lets rich ask the terminal; a pipe gets a page's width unless COLUMNS says otherwise."""
-    if stream.isatty() or "COLUMNS" in os.environ:
-        return None
-    return 120
+    """None lets rich ask the terminal; a pipe gets a page's width unless COLUMNS says otherwise. A
+    COLUMNS that is no width (0 in some terminals and in containers) says nothing."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return max(_LEAST_WIDTH, int(columns))
+    if not stream.isatty():
+        return 120
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def examples(*lines: str) -> str:

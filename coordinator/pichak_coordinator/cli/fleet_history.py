@@ -20,6 +20,8 @@ from pichak_core.plan import format_number
 _BEHIND_HOST = re.compile(r"( (cpu|cuda:[0-9]+))?( \(simulated\))?$")
 _BAR = 24
 #: What stands beside a bar: time, device, value, spread and a note.
+#: Below this width a point is a folded line, not a row.
+_LEAST_TABLE = 70
 _BESIDE_BAR = 68
 
 
@@ -165,12 +167,18 @@ def _print_points(points: list[Point]) -> None:
         whole = name not in ("note", "device")
         right = name in ("value", "± spread")
         table.add_column(name, justify="right" if right else "left", no_wrap=whole, overflow="fold")
+    narrow = console.width < _LEAST_TABLE
     for p in points:
         shown = p.text if p.value is None else f"{format_number(p.value)} {p.unit}"
         bar = "" if p.value is None or not top else "█" * round(bar_width * abs(p.value) / top)
         spread = "" if p.spread is None else format_number(p.spread)
         note = p.unmeasured or (f"SUSPECT: {p.suspect}" if p.suspect else "")
         note = f"simulated; {note}".removesuffix("; ") if p.simulated else note
+        if narrow:  # a line each, folded: a column that is cut off would hide what it says
+            parts = [_clock(p.received_unix), shown or "-", spread and f"±\u00a0{spread}"]
+            parts += [p.device, note]
+            console.print(Text(printable("  ".join(part for part in parts if part))))
+            continue
         table.add_row(
             _clock(p.received_unix),
             Text(printable(p.device)),
@@ -179,7 +187,8 @@ def _print_points(points: list[Point]) -> None:
             bar,
             Text(printable(note)),
         )
-    console.print(table)
+    if not narrow:
+        console.print(table)
 
 
 def _seconds(run: Run, rows: Sequence[Row]) -> float | None:
