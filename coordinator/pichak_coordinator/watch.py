@@ -29,6 +29,8 @@ from pichak_coordinator.watch_store import WatchStore
 from pichak_coordinator.watch_view import NodeView, Seen, WatchView, open_findings
 
 _THREADS = 32
+#: A cluster that starts together with its watch may need so long until everybody is there.
+_ABSENT_SECONDS = 120.0
 
 
 @dataclass
@@ -76,6 +78,7 @@ class Watch:
         self._court = Court(store)
         self._rounds: dict[str, Probing] = {}
         self._looked_at_members = float("-inf")
+        self._absent: dict[str, dict[str, Any]] = {}
         self._seen, self._view, self._shown, self._began = Seen(), show, float("-inf"), clock()
         self.tally = Tally()
 
@@ -83,6 +86,7 @@ class Watch:
         """Watch until `until` says so, or for one round with `once`: whoever is due now, and the
         second looks that follow. Ctrl-C ends it; what was measured is kept."""
         self._agenda.open(self._clock(), once=once)
+        self._absent = self._store.members()
         try:
             with self._prober.courier.open():
                 try:
@@ -109,12 +113,16 @@ class Watch:
                 self._view(self.view(now))
             if once and first_round and self._members.settled:
                 first_round = False
+            if self._absent and not once and now - self._began >= _ABSENT_SECONDS:
+                self._tell_absent()
             stopping = until()
             if not stopping and not first_round and self._agenda.due(now):
                 self._decide(now)
             idle = not self._prober.running
             if idle and (stopping or (once and not first_round and self._nothing_now(now))):
                 self.tally.waiting_for_budget = self._agenda.decision.waiting_for_budget
+                if once:
+                    self._tell_absent()
                 return
             self._prober.step()
 
@@ -182,6 +190,7 @@ class Watch:
             self._tell_all([event("left", _record(member), "is no longer in the cluster")])
         for node, why in moves.silent:
             identity = self._store.node_at(node.address, node.host) or ""
+            self._absent.pop(identity, None)
             record = NodeRecord(identity, node.host, node.address, simulated=node.simulated)
             self._tell_all([event("probe_failed", record, why)])
         if not moves.joined:
@@ -198,13 +207,29 @@ class Watch:
         self._seen.measured_unix |= self._store.last_measured(joined)
 
     def _welcome(self, member: Member) -> None:
-        events: list[Event] = [event("joined", _record(member), "is in the cluster")]
+        events: list[Event] = []
+        if self._absent.pop(member.identity, None) is None:
+            events.append(event("joined", _record(member), "is in the cluster"))
         for finding in member.found:
             text = f"{finding.severity} {finding.code}: {finding.sentence}"
             events.append(
                 event("confirmed", _record(member), text, finding=finding.as_dict(), change=None)
             )
         self._tell_all(events)
+
+    def _tell_absent(self) -> None:
+        """Who was in the cluster when the last watch looked, and is not any more."""
+        gone, self._absent = self._absent, {}
+        self._tell_all(
+            [
+                event(
+                    "left",
+                    NodeRecord(node, told["host"], simulated=told.get("simulated") is True),
+                    "is no longer in the cluster: it left while no watch looked",
+                )
+                for node, told in gone.items()
+            ]
+        )
 
     # -- ends -------------------------------------------------------------------------------------
 

@@ -177,6 +177,20 @@ class WatchStore(Store):
         found = self._all("SELECT body, delivery FROM watch_events ORDER BY seq")
         return [{**json.loads(body), "delivery": delivery} for body, delivery in found]
 
+    def members(self) -> dict[str, dict[str, Any]]:
+        """Node -> the event that told of its joining, of those that were not told to have left."""
+        found = self._all(
+            "SELECT body FROM watch_events WHERE json_extract(body, '$.event') IN "
+            "('joined', 'left') ORDER BY seq"
+        )
+        made: dict[str, dict[str, Any]] = {}
+        for (body,) in found:
+            told = json.loads(body)
+            made.pop(told["node"], None)
+            if told["event"] == "joined":
+                made[told["node"]] = told
+        return made
+
     def next_delivery(self, now: float) -> Delivery | None:
         """The oldest event that is due to be sent; events are sent in their order."""
         found = self._all(

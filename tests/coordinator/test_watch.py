@@ -631,3 +631,38 @@ def test_what_a_watch_shows_of_itself(clock: Clock, tmp_path: Path) -> None:
     # A node that was given back is not shown for ever.
     seen_gone = [v for v in views if any(not n.reachable for n in v.nodes)]
     assert seen_gone[-1].turned_unix - seen_gone[0].turned_unix < GONE_SECONDS
+
+
+def test_who_comes_and_goes_is_told_once_also_over_watches_that_end(
+    clock: Clock, tmp_path: Path
+) -> None:
+    """As from a timer: each round is a watch of its own."""
+    fleet = Fleet(cpus(3), clock)
+
+    def round_() -> list[tuple[str, str]]:
+        _, told = watched(fleet, tmp_path / "fleet.db", once=True)
+        clock.now += HOUR
+        return [(t["event"], t["host"]) for t in told if t["event"] in ("joined", "left")]
+
+    assert sorted(round_()) == [("joined", f"h{i}") for i in range(3)]
+    assert round_() == []
+    gone = fleet.hosts.pop("h1")
+    assert round_() == [("left", "h1")]
+    assert round_() == []
+    fleet.hosts["h1"] = gone
+    assert round_() == [("joined", "h1")]
+
+
+def test_a_watch_that_starts_with_its_cluster_waits_for_who_was_there(
+    clock: Clock, tmp_path: Path
+) -> None:
+    fleet = Fleet(cpus(3), clock)
+    path = tmp_path / "fleet.db"
+    watched(fleet, path, hours=0.5)
+    late, gone = fleet.hosts.pop("h1"), fleet.hosts.pop("h2")
+    _, told = watched(
+        fleet, path, hours=0.5, during={60 / HOUR: lambda: fleet.hosts.update(h1=late)}
+    )
+    about = [(t["event"], t["host"]) for t in told if t["event"] in ("joined", "left")]
+    assert about == [("left", "h2")]
+    assert gone

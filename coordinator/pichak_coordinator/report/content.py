@@ -195,7 +195,8 @@ def _run_facts(run: Run, rows: Sequence[Row]) -> list[tuple[str, str]]:
         facts.append(("ended", "not finished: cut off, or still running"))
     elif not run.simulated(rows):
         facts.append(("took", f"{run.finished_unix - run.started_unix:,.0f} s"))
-    facts.append(("command", f"pichak {run.command}"))
+    command = "fleet simulate" if run.settings.get("simulated") else run.command
+    facts.append(("command", f"pichak {command}"))
     for name in ("name", "model", "data", "method", "depth"):
         value = run.settings.get(name)
         if value:
