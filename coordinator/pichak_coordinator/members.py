@@ -2,8 +2,9 @@
 
 Every member trains the same number of rows (what a distributed sampler gives each rank): r = ⌈R/n⌉
 of the step's R. They are cut into whole micro-batches of the size that the device's ramp kept, each
-as long as measured there; what is left over is charged as the smallest size that the ramp ran and
-that holds it, and never more than a whole one.
+as long as measured there. What is left over lies on the straight line between the two sizes of the
+ramp around it, as a step's time is a fixed part plus a part per row; below the smallest size it is
+charged as that one, which is an upper bound. A size that was slower than a larger one is not used.
 """
 
 from __future__ import annotations
@@ -45,16 +46,31 @@ class Member:
     def faults(self) -> list[str]:
         return sorted({f.code for f in self.row.findings if f.fault})
 
-    def _rest(self, rows: int) -> tuple[int, float]:
-        """(size, seconds) of the micro-batch that is charged for fewer rows than a whole one."""
-        whole = (self.micro_batch, self.seconds_per_step)
-        held = min((s for s in self.smaller if s[0] >= rows), default=whole)
-        return held if held[1] < whole[1] else whole
+    def _around(self, rows: int) -> tuple[tuple[int, float] | None, tuple[int, float]]:
+        """The (size, seconds) of the ramp below some rows, fewer than a whole micro-batch, and the
+        one that is no smaller."""
+        below, above = None, (self.micro_batch, self.seconds_per_step)
+        for rung in sorted(self.smaller, reverse=True):
+            if rung[1] >= above[1]:
+                continue
+            if rung[0] < rows:
+                below = rung
+                break
+            above = rung
+        return below, above
+
+    def _rest(self, rows: int) -> float:
+        """Seconds of fewer rows than a whole micro-batch."""
+        below, (size, seconds) = self._around(rows)
+        if below is None or size == rows:
+            return seconds
+        share = (rows - below[0]) / (size - below[0])
+        return below[1] + share * (seconds - below[1])
 
     def step_seconds(self, rows: int) -> float:
         """Seconds of this device's own part of a step, for `rows` rows."""
         whole, rest = divmod(rows, self.micro_batch)
-        return whole * self.seconds_per_step + (self._rest(rest)[1] if rest else 0.0)
+        return whole * self.seconds_per_step + (self._rest(rest) if rest else 0.0)
 
     def describe(self, rows: int) -> str:
         """The arithmetic of `step_seconds`."""
@@ -64,12 +80,20 @@ class Member:
             times = f"{whole} × {format_number(self.seconds_per_step)} s"
             parts.append(f"{times} for micro-batches of {self.micro_batch}")
         if rest:
-            size, seconds = self._rest(rest)
-            parts.append(
-                f"{format_number(seconds)} s for the last {rest}, as long as {size} took in the "
-                "ramp"
-            )
+            last = f"{format_number(self._rest(rest))} s for the last {rest}, " if whole else ""
+            parts.append(f"{last}{self._describe_rest(rest)}")
         return f"{rows} {'row' if rows == 1 else 'rows'}: {' + '.join(parts)}"
+
+    def _describe_rest(self, rows: int) -> str:
+        below, (size, seconds) = self._around(rows)
+        time = format_number(seconds)
+        if size == rows:
+            return f"as long as {size} took in the ramp ({time} s)"
+        if below is None:
+            least = "the ramp's smallest that is used" if self.smaller else "the only size known"
+            return f"as long as {size} took ({time} s), {least}: an upper bound"
+        first = f"{below[0]} ({format_number(below[1])} s)"
+        return f"on the line between {first} and {size} ({time} s) of the ramp"
 
 
 def members_of(rows: Sequence[Row]) -> tuple[list[Member], list[Row]]:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pichak_coordinator.economics import Figure
+from pichak_coordinator.eligible import barred, too_few, unmeasured, unpriced
+from pichak_coordinator.link_cover import Compared, Cover
 from pichak_coordinator.members import Member, gradient_of, members_of, rows_of_step
 from pichak_coordinator.prices import PriceBook, with_default_currency
 from pichak_coordinator.records import Row
 from pichak_coordinator.ring_time import Link, ring_seconds, ring_steps
 from pichak_coordinator.set_search import Answer, By, Device, Problem, search
 from pichak_coordinator.stored_links import StoredLinks
-from pichak_coordinator.team import Team, bottleneck, cost, epoch, epoch_cost, together
+from pichak_coordinator.team import Team, bottleneck, cautions, cost, epoch, epoch_cost, together
 from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.plan import CONSTANT, Value, format_number
 
@@ -64,20 +67,22 @@ class _Field:
     gradient: Value | None
     left_out: list[str]
     notes: list[str] = field(default_factory=list)
+    #: Among what the answer is the best, as `_search` finds.
+    compared: Compared = "every_set"
 
     @classmethod
     def of(cls, rows: Sequence[Row], links: StoredLinks, book: PriceBook, wish: Wish) -> _Field:
         members, rest = members_of(rows)
-        left_out = [_unmeasured(row, any(m.scored for m in members)) for row in rest]
+        left_out = [unmeasured(row, any(m.scored for m in members)) for row in rest]
         sound: list[Member] = []
         for member in members:
-            why = _barred(member, wish) or _unpriced(member, book, wish)
+            why = barred(member, wish) or unpriced(member, book, wish)
             if why:
                 left_out.append(f"{member.label}: {why}")
             else:
                 sound.append(member)
         if len(sound) < wish.count:
-            raise CannotPickError(_too_few(len(sound), len(rows), wish.count, left_out))
+            raise CannotPickError(too_few(len(sound), len(rows), wish.count, left_out))
         batch = rows_of_step(sound, wish.batch_rows)
         if batch is None:
             raise CannotPickError(
@@ -101,6 +106,10 @@ class _Field:
         node = self.machines[machine][0].row.node
         return node.alias or node.host or node.node
 
+    @cached_property
+    def cover(self) -> Cover:
+        return Cover.of([self.node(machine) for machine in range(len(self.machines))], self.links)
+
     def between(self, one: int, other: int) -> Link | None:
         """The link that a ring would use: measured, else assumed where the user said so."""
         return self.links.between(self.node(one), self.node(other)) or self.wish.assumed
@@ -118,7 +127,8 @@ class _Field:
         step, pace = together(compute, reduce, tokens, chosen[0].scored)
         price = self._price(chosen)
         hours = epoch(chosen, self.rows_each, step)
-        self._tell(chosen, answer, pace)
+        best = max((m for some in self.machines for m in some), key=lambda m: m.tokens_per_second)
+        self.notes += cautions(chosen, len(answer.ring), best, pace)
         return Team(
             chosen,
             self.rows_each,
@@ -138,26 +148,33 @@ class _Field:
             tuple(self.notes),
             tuple(self.left_out),
             self.book.currency,
+            self.compared,
+            self.cover if count > 1 else None,
         )
 
     # -- the search -------------------------------------------------------------------------------
 
     def _search(self) -> Answer:
-        count = self.wish.count
+        count, assumed = self.wish.count, self.wish.assumed is not None
         if count > 1 and self.gradient is None:
+            self.compared = "own_parts"
             self.notes.append(
                 "the all-reduce is not predicted: the plans do not say how large the gradient is "
                 "(a profile of this version counts it); give --gradient-mib"
             )
         elif count > 1:
             found = search(self._problem(with_links=True))
+            if not self.cover.complete:
+                self.compared = "every_set" if assumed else "measured_links"
+                self.notes.append(self.cover.describe(assumed=assumed))
             if found is not None:
                 return found
-            self.notes.append(
+            self.compared = "own_parts"
+            self.notes = [
                 f"the all-reduce is not predicted: no ring of measured links joins {count} of "
-                "these devices, and what was not measured is not assumed; measure with `pichak net "
-                "--pairs all`, or declare a rate with --assume-link-mbit"
-            )
+                f"these devices ({self.cover.count}), and what was not measured is not assumed; "
+                "measure with `pichak net --pairs all`, or declare a rate with --assume-link-mbit"
+            ]
         found = search(self._problem(with_links=False))
         if found is None:
             raise CannotPickError(f"there are no {count} devices to pick")
@@ -276,57 +293,3 @@ class _Field:
         for a, b, link in assumed:
             made.append((f"link {a} – {b}", Value(link.mb_s, link.source, unit="MB/s")))
         return [(name, value) for name, value in made if not value.measured]
-
-    def _tell(self, chosen: Sequence[Member], answer: Answer, pace: Figure) -> None:
-        for member in chosen:
-            if member.faults:
-                self.notes.append(
-                    f"beware: {member.label} has a confirmed fault, and was let in: "
-                    f"{', '.join(member.faults)}"
-                )
-            doubts = sorted(
-                {f.code for f in member.row.findings if not f.fault and f.severity != "info"}
-            )
-            if doubts:
-                self.notes.append(f"{member.label} is not above suspicion: {', '.join(doubts)}")
-            if member.row.error:
-                self.notes.append(f"{member.label}: part of its profile failed: {member.row.error}")
-        if len(answer.ring) < len(chosen):
-            self.notes.append(
-                "several of the devices are on one machine: each was measured alone; that they "
-                "share its processor, memory and bus, and the copies between them, is not modelled"
-            )
-        best = max((m for some in self.machines for m in some), key=lambda m: m.tokens_per_second)
-        if isinstance(pace, Value) and len(chosen) > 1 and float(pace) < best.tokens_per_second:
-            self.notes.append(
-                f"{best.label} alone is faster: {format_number(best.tokens_per_second)} tokens/s"
-            )
-
-
-def _barred(member: Member, wish: Wish) -> str:
-    names = {member.label, member.row.node.host, member.row.node.node}
-    if names & wish.without:
-        return "left out as asked (--without)"
-    if member.faults and not (names | {"all"}) & wish.allow:
-        return f"a confirmed fault: {', '.join(member.faults)}"
-    return ""
-
-
-def _unpriced(member: Member, book: PriceBook, wish: Wish) -> str:
-    if wish.by != "cost" or isinstance(book.price(member.row), Value):
-        return ""
-    return "no price is given for it"
-
-
-def _unmeasured(row: Row, scored: bool) -> str:
-    if row.error:
-        return f"{row.node.label}: its step was not measured: {row.error[:200]}"
-    what = "its step in scored tokens" if scored else "its step"
-    return f"{row.node.label}: {what} was not measured"
-
-
-def _too_few(sound: int, rows: int, wanted: int, left_out: Sequence[str]) -> str:
-    some = "; ".join(left_out[:5]) + (f"; and {len(left_out) - 5} more" * (len(left_out) > 5))
-    text = f"{wanted} devices are asked for, and {sound} of {rows} can be picked"
-    hint = " (--allow-fault NAME lets one in)" if "a confirmed fault" in some else ""
-    return f"{text}: {some}{hint}" if some else text

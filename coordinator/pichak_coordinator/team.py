@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pichak_coordinator.economics import Figure, cost_per_million
+from pichak_coordinator.link_cover import Compared, Cover
 from pichak_coordinator.members import Member
 from pichak_coordinator.prices import PriceBook
 from pichak_coordinator.ring_time import Link
@@ -23,8 +24,9 @@ _GIVEN = "the price is given, not measured"
 class Team:
     """The picked members in ring order (rank 0 first), and what is predicted of them.
 
-    `gap`: by which share a better set could still be better; 0 where none can. `constants` are the
-    numbers that nobody measured.
+    `gap`: by which share a better set of those `compared` could be better; 0 where none can.
+    `constants` are the numbers that nobody measured; `cover`: the links that were measured of
+    those that could be used, None for one device.
     """
 
     members: tuple[Member, ...]
@@ -45,6 +47,8 @@ class Team:
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     currency: str = "USD"
+    compared: Compared = "every_set"
+    cover: Cover | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -77,6 +81,8 @@ class Team:
             "currency": self.currency,
             "bottleneck": self.bottleneck,
             "best_possible_gap": self.gap,
+            "compared": self.compared,
+            "link_pairs": None if self.cover is None else self.cover.as_dict(),
             "ring": [
                 {"from": a, "to": b, "mb_s": k.mb_s, "rtt_ms": k.rtt_ms, "source": k.source}
                 for a, b, k in self.ring
@@ -172,3 +178,30 @@ def bottleneck(
         share = float(reduce) / (float(reduce) + float(compute))
         text += f"; the all-reduce is {share:.0%} of the step"
     return text
+
+
+def cautions(chosen: Sequence[Member], machines: int, best: Member, pace: Figure) -> list[str]:
+    """What to know of the picked before they are used; `best` is the fastest device of all."""
+    told = []
+    for member in chosen:
+        if member.faults:
+            told.append(
+                f"beware: {member.label} has a confirmed fault, and was let in: "
+                f"{', '.join(member.faults)}"
+            )
+        findings = member.row.findings
+        doubts = sorted({f.code for f in findings if not f.fault and f.severity != "info"})
+        if doubts:
+            told.append(f"{member.label} is not above suspicion: {', '.join(doubts)}")
+        if member.row.error:
+            told.append(f"{member.label}: part of its profile failed: {member.row.error}")
+    if machines < len(chosen):
+        told.append(
+            "several of the devices are on one machine: each was measured alone; that they "
+            "share its processor, memory and bus, and the copies between them, is not modelled"
+        )
+    if isinstance(pace, Value) and len(chosen) > 1 and float(pace) < best.tokens_per_second:
+        told.append(
+            f"{best.label} alone is faster: {format_number(best.tokens_per_second)} tokens/s"
+        )
+    return told

@@ -4,110 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from pick_store import MIB, SECONDS, all_pairs, begin, fingerprint, finish, network, profile
 
-from pichak_agent.messages import Job, Outcome, encode
 from pichak_coordinator.cli import app
+from pichak_coordinator.cli.pick_view import _head
+from pichak_coordinator.pick_many import Wish, pick_many
+from pichak_coordinator.prices import NO_PRICES
 from pichak_coordinator.records import Finding
 from pichak_coordinator.store import Store
 from pichak_coordinator.stored_links import stored_links
-from pichak_core.measurement import Fingerprint, Measurement
-from pichak_core.plan import CONSTANT, Plan
-
-MIB = 2**20
-#: Seconds of a micro-batch of 4 rows, 20 scored tokens each.
-SECONDS = {"alpha": 1.0, "beta": 1.1, "gamma": 0.2, "delta": 1.3}
-#: The way to gamma is slow.
-SLOW = 2.0
-
-
-def plan(seconds: float) -> Plan:
-    made = Plan("builtin:gpt-1m", "train.jsonl", "cpu")
-    made.set("micro_batch", 4, "4 ran", unit="rows").set("rows_total", 36000, "counted")
-    made.set("supervised_per_row", 20.0, "counted", unit="scored tokens")
-    made.set("target_tokens", 480.0, "the measured noise scale", unit="scored tokens")
-    made.set("gradient_bytes", 12 * MIB, "counted", unit="bytes")
-    made.set("seconds_per_step", seconds, "timed", unit="s")
-    return made.set("scored_tokens_per_second", 80 / seconds, "timed", unit="scored tokens/s")
-
-
-def finish(store: Store, run: str, job_id: str, kind: str, node: str, device: str, result: Any):
-    job = Job(job_id, 1, kind, {}, 9.0)
-    store.record_job(run, job, node=node, device=device)
-    store.record_outcome(encode(Outcome(job_id, 1, kind, "ok", result)))
-    store.set_job_state(job_id, "done", attempt=1)
-
-
-def fingerprint(prefix: str, **values: float) -> dict[str, Any]:
-    made = Fingerprint()
-    for name, value in values.items():
-        made.add(Measurement(f"{prefix}.{name}", value, "", "timed"))
-    return {"fingerprint": made.to_dict()}
-
-
-def begin(store: Store, command: str, hosts: Sequence[str]) -> tuple[str, dict[str, str]]:
-    run = store.begin_run(command, {})
-    hellos = [
-        {"machine_id": f"m-{host}", "host": host, "address": f"10.0.0.{i}"}
-        for i, host in enumerate(hosts)
-    ]
-    return run, dict(zip(hosts, store.record_nodes(run, hellos), strict=True))
-
-
-def profile(store: Store) -> tuple[str, dict[str, str]]:
-    run, nodes = begin(store, "fleet profile", list(SECONDS))
-    for host, node in nodes.items():
-        result = {"plan": plan(SECONDS[host]).to_dict()}
-        finish(store, run, f"{run}-ramp-{host}", "ramp", node, "cpu", result)
-    return run, nodes
-
-
-def network(
-    store: Store,
-    run: str,
-    nodes: Mapping[str, str],
-    rates: Mapping[tuple[str, str], float],
-    reduced: Sequence[str] = (),
-) -> None:
-    count = itertools.count()
-
-    def job_id(what: str) -> str:
-        return f"{run}-net-{next(count):05d}-{what}"
-
-    for node in nodes.values():
-        finish(store, run, job_id("listen"), "net_listen", node, "", {"listener": {}})
-    for (a, b), rate in rates.items():
-        found = fingerprint(f"network.{b}", send_mb_s=rate, receive_mb_s=2 * rate, rtt_ms=1.0)
-        finish(store, run, job_id("link"), "net_link", nodes[a], "", found)
-    for rank, host in enumerate(reduced):
-        bus = Measurement(
-            "collective.bus_mb_s",
-            50.0,
-            "MB/s",
-            "timed",
-            detail={
-                "curve": [
-                    {"bytes": s * MIB, "seconds": s * 0.05, "spread_seconds": None, "samples": 3}
-                    for s in (1, 16)
-                ]
-            },
-        )
-        made = Fingerprint()
-        if rank == 0:
-            made.add(bus)
-        result = {"fingerprint": made.to_dict()}
-        finish(store, run, job_id("all-reduce"), "collective", nodes[host], "", result)
-
-
-def all_pairs(hosts: Sequence[str], rate: float = 60.0) -> dict[tuple[str, str], float]:
-    return {p: SLOW if "gamma" in p else rate for p in itertools.combinations(hosts, 2)}
+from pichak_core.plan import CONSTANT
 
 
 @pytest.fixture
@@ -280,6 +194,56 @@ def test_without_links(tmp_path: Path) -> None:
     assert "--assume-link-mbit 800" in next(iter(assumed["constants"].values()))["source"]
     page = call("fleet", "pick", 2, "--store", where, "--assume-link-mbit", 800).stdout
     assert "NOT MEASURED (1): link" in page
+
+
+def test_the_claim_goes_no_further_than_what_was_compared(tmp_path: Path) -> None:
+    """One link is missing: the first line says so in each form, and what to do is below it."""
+    where = tmp_path / "fleet.db"
+    with Store.open(where) as store:
+        run, nodes = profile(store)
+        rates = all_pairs(list(SECONDS))
+        del rates["alpha", "beta"]
+        network(store, run, nodes, rates)
+        store.finish_run(run)
+    claim = "the fastest 2 of the sets whose links were measured"
+    known = "of the 6 pairs among the 4 machines that could be picked, 5 have a measured link"
+    for form in ("table", "csv", "md"):
+        shown = call("fleet", "pick", 2, "--store", where, "--format", form)
+        words = " ".join(shown.stdout.split())
+        assert claim in words, form
+        assert "together" not in words, form
+        assert known in words, form
+        assert "pichak net --pairs all" in words, form
+    record = picked(2, "--store", where)
+    assert record["compared"] == "measured_links"
+    assert record["link_pairs"] == {"machines": 4, "pairs": 6, "measured": 5}
+    assert any(known in note for note in record["notes"])
+    one = call("fleet", "pick", 1, "--store", where).stdout
+    assert "Pick gamma: the fastest alone, at 24 rows a step (" in " ".join(one.split())
+    four = call("fleet", "pick", 4, "--store", where).stdout
+    assert "the fastest 4 of the sets" in " ".join(four.split())
+    alone = call("fleet", "pick", 2, "--store", where, "--without", "gamma", "--without", "delta")
+    words = " ".join(alone.stdout.split())
+    assert "the fastest 2 by their own parts alone, as the all-reduce is not known" in words
+
+
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [
+        (0.0, ""),
+        (1e-12, ""),
+        (1e-5, "another of them could be better by less than 0.1%."),
+        (0.0004, "another of them could be better by less than 0.1%."),
+        (0.125, "another of them could be better by up to 12.5%."),
+    ],
+)
+def test_a_gap_is_never_up_to_nothing(path: Path, gap: float, words: str) -> None:
+    with Store.open(path, read_only=True) as store:
+        (run,) = store.runs(1)
+        rows = store.rows_of(run.run)
+        links = stored_links(store, [row.node.node for row in rows])
+    team = replace(pick_many(rows, links, NO_PRICES, Wish(2)), gap=gap)
+    assert " ".join(_head(team, "r", 9)[1:]) == (words and f"Not proved to be the best: {words}")
 
 
 @pytest.mark.parametrize(

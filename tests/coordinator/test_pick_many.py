@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from typing import Any
 
 import pytest
+from pick_rows import MIB, mesh, ramp, row
 
-from pichak_coordinator.members import gradient_of, members_of, rows_of_step
 from pichak_coordinator.pick_many import CannotPickError, Wish, pick_many
 from pichak_coordinator.prices import NO_PRICES, PriceBook
 from pichak_coordinator.records import Finding, NodeRecord, Row
@@ -16,33 +18,10 @@ from pichak_coordinator.stored_links import Reduced, StoredLinks
 from pichak_coordinator.team import Team
 from pichak_core.measure._collective_math import Point
 from pichak_core.measurement import Unmeasured
-from pichak_core.plan import CONSTANT, Plan, Value
+from pichak_core.plan import CONSTANT, Value
 
-MIB = 2**20
 FAULT = Finding("computes_differently", "fail", "wrong bits", state="confirmed")
 DOUBT = Finding("slower_than_peers", "warn", "slow disk")
-
-
-def row(name: str, seconds: float = 1.0, batch: int = 4, **more: Any) -> Row:
-    """`batch` rows of 100 scored tokens in `seconds`; a step of 24 rows; 8 MiB of gradient."""
-    plan = Plan().set("micro_batch", batch, "ramp").set("seconds_per_step", seconds, "timed")
-    plan.set("scored_tokens_per_second", batch * 100 / seconds, "timed", unit="scored tokens/s")
-    plan.set("target_tokens", more.pop("target", 2400.0), "noise scale")
-    if more.pop("counted", True):
-        plan.set("gradient_bytes", 8 * MIB, "counted", unit="bytes")
-    host = more.pop("host", name)
-    device = more.pop("device", "cpu")
-    return Row(NodeRecord(f"id-{host}", host, device=device), plan=plan, **more)
-
-
-def mesh(*names: str, mb_s: float = 100.0, rtt_ms: float = 0.0, **other: float) -> StoredLinks:
-    """All pairs alike, but those of `other`: ``a_b=10.0``."""
-    links = {}
-    for i, a in enumerate(names):
-        for b in names[i + 1 :]:
-            rate = other.get(f"{a}_{b}", mb_s)
-            links[f"id-{a}", f"id-{b}"] = Link(rate, rtt_ms, "measured")
-    return StoredLinks(links)
 
 
 def hosts(team: Team) -> list[str]:
@@ -107,6 +86,47 @@ def test_links_that_were_not_measured_are_told_and_not_assumed() -> None:
     assert any("pichak net --pairs all" in note for note in team.notes)
     # Of measured links a slower team is made before a faster one of unknown ones.
     assert hosts(pick_many(rows, mesh("b", "c"), NO_PRICES, Wish(2))) == ["b", "c"]
+
+
+def test_sets_without_measured_links_are_left_out_and_that_is_said() -> None:
+    """Three fast ones with a link between two of them: the only ring of measured links of three
+    goes over the slow ones; 4 of the 10 pairs are known."""
+    rows = [row(name, seconds) for name, seconds in zip("abcde", (1, 1, 1, 5, 6), strict=True)]
+    links = mesh("c", "d", "e").links | mesh("a", "b").links
+    known = "of the 10 pairs among the 5 machines that could be picked, 4 have a measured link"
+    team = pick_many(rows, StoredLinks(links), NO_PRICES, Wish(3))
+    assert hosts(team) == ["c", "d", "e"]
+    assert team.compared == "measured_links"
+    assert team.gap == 0
+    (note,) = (note for note in team.notes if note.startswith(known))
+    for word in ("left out", "pichak net --pairs all", "--assume-link-mbit"):
+        assert word in note
+    record = team.as_dict()
+    assert record["compared"] == "measured_links"
+    assert record["link_pairs"] == {"machines": 5, "pairs": 10, "measured": 4}
+    # Assumed links leave no set out; who that concerns is said.
+    wish = Wish(3, assumed=Link(50.0, 0.0, f"{CONSTANT}: given", measured=False))
+    assumed = pick_many(rows, StoredLinks(links), NO_PRICES, wish)
+    assert hosts(assumed) == ["a", "b", "c"]
+    assert assumed.compared == "every_set"
+    assert any(note.startswith(known) and "for the others" in note for note in assumed.notes)
+    # No ring of measured links at all: by their own parts alone, and one note says so.
+    four = pick_many(rows, StoredLinks(links), NO_PRICES, Wish(4))
+    assert four.compared == "own_parts"
+    assert len([note for note in four.notes if known in note]) == 1
+    # One device needs no link; nor is one said where all were measured. Who may not be picked, and
+    # links to them, are not counted.
+    one = pick_many(rows, StoredLinks(links), NO_PRICES, Wish(1))
+    assert one.compared == "every_set"
+    assert one.as_dict()["link_pairs"] is None
+    assert not any("measured link" in note for note in one.notes)
+    whole = pick_many(rows, StoredLinks(links), NO_PRICES, Wish(2, without=frozenset("ab")))
+    assert whole.compared == "every_set"
+    assert whole.as_dict()["link_pairs"] == {"machines": 3, "pairs": 3, "measured": 3}
+    assert not any("measured link" in note for note in whole.notes)
+    single = pick_many(rows[:2], StoredLinks(), NO_PRICES, Wish(2))
+    text = "of the 1 pair among the 2 machines that could be picked, 0 have"
+    assert any(text in note for note in single.notes)
 
 
 def test_an_assumed_link_is_a_constant_and_listed() -> None:
@@ -212,60 +232,35 @@ def test_a_device_is_priced_by_its_model_each() -> None:
     assert number(team.price_per_hour) == 3.0
 
 
-def ramp(**seconds: float) -> dict[str, Any]:
-    tried = [
-        {"batch": int(size[1:]), "seconds": 2 * time, "verdict": "ok"}
-        for size, time in seconds.items()
-    ]
-    tried.append({"batch": 3, "seconds": 0.002, "verdict": "slow"})
-    return {"passes": 2, "tried": tried}
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_the_set_of_affine_members_is_that_of_brute_force(count: int) -> None:
+    """Everyone's step takes f + c·b; the next larger size would say otherwise who is fastest."""
+    rng = random.Random(count)
+    for _ in range(10):
+        names, laws, rows = "abcdefg", {}, []
+        for name in names:
+            fixed, each = rng.uniform(0, 0.2), rng.uniform(0.01, 0.03)
+            low, whole = rng.randrange(2, 6), rng.randrange(12, 60)
+            rungs = {f"b{low}": fixed + each * low}
+            laws[name] = fixed, each
+            rows.append(row(name, fixed + each * whole, whole, ramp=ramp(**rungs)))
+        links = {
+            (f"id-{a}", f"id-{b}"): Link(rng.uniform(50, 500), 0.0, "measured")
+            for a, b in itertools.combinations(names, 2)
+        }
+        each_rows = 24 // count
 
+        def step(ring: tuple[str, ...], laws: Any = laws, links: Any = links) -> float:
+            pairs = [tuple(sorted(p)) for p in zip(ring, (*ring[1:], ring[0]), strict=True)]
+            slowest = min(links[f"id-{a}", f"id-{b}"].mb_s for a, b in pairs)
+            own = max(laws[name][0] + laws[name][1] * (24 // count) for name in ring)
+            return own + 2 * (count - 1) / count * 8 * MIB / (slowest * 1e6)
 
-def test_a_rest_is_charged_as_the_smallest_size_that_ran_and_holds_it() -> None:
-    """13 rows in micro-batches of 8 s: one of 8 and 5 left. Sizes 2, 6 ran in 0.3 and 0.7 s of one
-    pass; a size that did not pass is not believed."""
-    (member,), _ = members_of([row("a", 1.0, 8, ramp=ramp(b2=0.3, b6=0.7))])
-    assert member.step_seconds(8) == 1.0
-    assert member.step_seconds(13) == pytest.approx(1.7)
-    assert member.step_seconds(2) == pytest.approx(0.3)
-    assert member.step_seconds(3) == pytest.approx(0.7)
-    assert member.step_seconds(7) == 1.0
-    assert member.step_seconds(26) == pytest.approx(3.3)
-    assert member.describe(13) == (
-        "13 rows: 1 × 1 s for micro-batches of 8 + 0.7 s for the last 5, as long as 6 took in the "
-        "ramp"
-    )
-    (single,), _ = members_of([row("a", 1.5, 1)])
-    assert single.describe(1) == "1 row: 1 × 1.5 s for micro-batches of 1"
-    # A rest never costs more than a whole one.
-    (slow,), _ = members_of([row("a", 1.0, 8, ramp=ramp(b2=5.0))])
-    assert slow.step_seconds(1) == 1.0
-    (bare,), _ = members_of([row("a", 1.0, 8, ramp={"tried": [{"batch": "x"}, 3]})])
-    assert bare.step_seconds(9) == 2.0
-
-
-def test_rows_of_a_step() -> None:
-    members, _ = members_of([row("a", target=2400.0), row("b", target=2410.0), row("c")])
-    found = rows_of_step(members)
-    assert found is not None
-    assert found == 24
-    assert found.measured
-    given = rows_of_step(members, 7)
-    assert given is not None
-    assert given == 7
-    assert not given.measured
-    bare = Row(
-        NodeRecord("n"),
-        plan=Plan()
-        .set("micro_batch", 2, "ramp")
-        .set("seconds_per_step", 1.0, "timed")
-        .set("tokens_per_second", 100.0, "timed", unit="tokens/s"),
-    )
-    found_members, _ = members_of([bare])
-    assert rows_of_step(found_members) is None
-    assert gradient_of(found_members) is None
-    with pytest.raises(CannotPickError, match="--batch-rows"):
-        pick_many([bare], StoredLinks(), NO_PRICES, Wish(1))
+        right = min(step(ring) for ring in itertools.permutations(names, count))
+        team = pick_many(rows, StoredLinks(links), NO_PRICES, Wish(count))
+        assert team.rows_each == each_rows
+        assert number(team.step_seconds) == pytest.approx(right, rel=1e-9)
+        assert team.compared == "every_set"
 
 
 def test_what_was_not_measured_cannot_be_picked() -> None:

@@ -97,9 +97,10 @@ def pick(
     Synchronous data-parallel training goes at the pace of its slowest member plus the all-reduce of
     the gradient. Each member trains the same number of rows of a step, in micro-batches of its own
     measured size; the all-reduce goes around a ring over the measured links, and the order of the
-    ranks shown is that of the ring. Every set is weighed in a small fleet; in a large one it is
-    said by how much a better one could still be better. RUN is an id, its beginning, or a name
-    (default: the newest profile).
+    ranks shown is that of the ring. Sets that no ring of measured links joins are left out, and
+    that is said. Every set is weighed in a small fleet; in a large one it is said by how much a
+    better one could still be better. RUN is an id, its beginning, or a name (default: the newest
+    profile).
     """
     from pichak_coordinator.cli.pick_view import print_team, print_team_as
     from pichak_coordinator.cli.run_choice import chosen_run

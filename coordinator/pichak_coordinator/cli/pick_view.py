@@ -23,6 +23,8 @@ _RIGHT = ("rank", "rows_a_step", "own_part_s", "alone_tok_s", "to_the_next_mb_s"
 _MEMBER, _FIGURE = ("rank", "node", "device"), ("name", "value", "unit", "source")
 #: A gap below this is rounding.
 _PROVED = 1e-9
+#: The least that is shown as a number.
+_SHOWN = 0.001
 
 
 def print_team(team: Team, console: Console, run: str) -> None:
@@ -81,11 +83,23 @@ def print_team_as(team: Team, form: str, run: str) -> None:
 def _head(team: Team, run: str, most: int) -> list[str]:
     names = ", ".join(m.label for m in team.members[:most])
     more = f" and {len(team.members) - most} more" if len(team.members) > most else ""
-    how = "the least cost" if team.by == "cost" else "the fastest"
-    told = [f"Pick {names}{more}: {how} {len(team.members)} together ({run})."]
+    told = [f"Pick {names}{more}: {_claim(team)} ({run})."]
     if team.gap > _PROVED:
-        told.append(f"Not proved to be the best: another set could be up to {team.gap:.1%} better.")
+        much = f"up to {team.gap:.1%}" if team.gap >= _SHOWN else f"less than {_SHOWN:.1%}"
+        told.append(f"Not proved to be the best: another of them could be better by {much}.")
     return told
+
+
+def _claim(team: Team) -> str:
+    """Among what it is the best."""
+    best, count = "the cheapest" if team.by == "cost" else "the fastest", len(team.members)
+    if count == 1:
+        return f"{best} alone, at {format_number(team.rows_each)} rows a step"
+    if team.compared == "own_parts":
+        return f"{best} {count} by their own parts alone, as the all-reduce is not known"
+    if team.compared == "measured_links":
+        return f"{best} {count} of the sets whose links were measured"
+    return f"{best} {count} together"
 
 
 def _figures(team: Team) -> list[tuple[str, Value | Unmeasured]]:
