@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pichak_agent import ray_actor
@@ -34,4 +35,7 @@ class SleepingAgent(ray_actor.AgentActor):
             about = {"schema": SCHEMA, "versions": dict(own_versions()), "pid": os.getpid()}
             return {**about, "gpus_gap": "", **host.hello()}
 
-        self._agent = Agent(instance, run_job=run_job, describe=describe)
+        # A home of its own, as on a machine of its own: agents of one machine measure in turn.
+        root = Path(os.environ["PICHAK_HOME"]) / instance
+        root.mkdir(exist_ok=True)
+        self._agent = Agent(instance, root=root, run_job=run_job, describe=describe)
