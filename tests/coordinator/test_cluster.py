@@ -118,7 +118,7 @@ def test_ctrl_c_while_a_local_ray_starts_leaves_no_process(seconds: float) -> No
         "import ray, time; print('ready', flush=True)\n"
         "from pichak_coordinator.cluster import Cluster\n"
         "try:\n"
-        "    Cluster('').close()\n"
+        "    Cluster().close()\n"
         "    time.sleep(60)\n"  # a quick start may be over before it is interrupted
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
