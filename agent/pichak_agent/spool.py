@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from pichak_agent.disk import Disk
 from pichak_agent.messages import MessageError, Outcome, decode, encode
+from pichak_agent.quarantine import FOLDER, Quarantine
 
 MAX_BYTES = 512 * 1024**2
 MAX_AGE_SECONDS = 30 * 86400.0
@@ -28,8 +28,6 @@ MAX_AGE_SECONDS = 30 * 86400.0
 #: clock of a machine that has just started may be off by decades until it is set.
 MIN_HELD_SECONDS = 86400.0
 _SUFFIX, _UNFINISHED = ".mpk", ".part"
-_QUARANTINE = "quarantine"
-_MAX_QUARANTINED = 32
 _MAX_MESSAGES = 100
 #: A file of at most this size is not worth replacing by the note that it was dropped.
 _SMALL_BYTES = 4096
@@ -73,10 +71,12 @@ class Spool:
         #: A file's age by the clock when this process first saw it, and when that was.
         self._first_seen: dict[str, tuple[float, float]] = {}
         self._disk = disk or Disk()
+        self._quarantine = Quarantine(folder, self.tell)
         self._lock = threading.RLock()
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f"*{_UNFINISHED}"):
             self._disk.remove(unfinished)
+        self._quarantine.tell_of_before()
         self._drop_old()
 
     def put(self, outcome: bytes) -> Path:
@@ -145,14 +145,14 @@ class Spool:
         """
         taken, left = 0, 0
         with self._lock:
-            for damaged in sorted(other.glob(f"{_QUARANTINE}/*")):
-                left += not self._put_aside(damaged, f"it lay so in {other}")
+            for damaged in sorted(other.glob(f"{FOLDER}/*")):
+                left += not self._quarantine.put(damaged, f"it lay so in {other}")
             held = self._files()
             for source in sorted(other.glob(f"*{_SUFFIX}")):
                 key = _key_of(source)
                 if key is None or key in held:
                     why = "an outcome with its key is here already" if key else "its name"
-                    left += not self._put_aside(source, why)
+                    left += not self._quarantine.put(source, why)
                     continue
                 held[key] = self._take(source)
                 taken += 1
@@ -215,12 +215,12 @@ class Spool:
             self.tell(f"{path} cannot be read: {error}")
             return None
         if _digest(data) != path.name.split(".")[-2]:
-            self._put_aside(path, "its bytes are not those that were written")
+            self._quarantine.put(path, "its bytes are not those that were written")
             return None
         try:
             decode(data, Outcome)
         except MessageError as error:
-            self._put_aside(path, str(error))
+            self._quarantine.put(path, str(error))
             return None
         return data
 
@@ -231,7 +231,7 @@ class Spool:
         for path in self.folder.glob(f"*{_SUFFIX}"):
             key = _key_of(path)
             if key is None:
-                self._put_aside(path, "its name is not JOB.ATTEMPT.DIGEST.mpk")
+                self._quarantine.put(path, "its name is not JOB.ATTEMPT.DIGEST.mpk")
                 continue
             rival = found.get(key)
             if rival is None:
@@ -305,21 +305,6 @@ class Spool:
             return len(data)
         self._disk.remove(path)
         return len(encoded)
-
-    def _put_aside(self, path: Path, why: str) -> bool:
-        """Into quarantine, where at most the newest few stay; False when it cannot be moved."""
-        corner = self.folder / _QUARANTINE
-        target = corner / path.name
-        try:
-            corner.mkdir(exist_ok=True)
-            shutil.move(path, target)  # a copy, from another file system
-            for old in sorted(corner.iterdir(), key=_modified)[:-_MAX_QUARANTINED]:
-                old.unlink(missing_ok=True)
-        except OSError as error:
-            self.tell(f"{path} is damaged ({why}) and cannot be moved: {error}")
-            return False
-        self.tell(f"{path.name} was put aside in {corner}: {why}")
-        return True
 
 
 def _digest(data: bytes) -> str:

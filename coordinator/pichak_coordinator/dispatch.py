@@ -255,12 +255,16 @@ class Dispatcher:
                 del self._flights[ref]
                 self._quietly_cancel(flight)
 
-    def cancel_on(self, node_id: str, job_id: str) -> None:
-        """Have a job ended that an earlier coordinator sent; its outcome goes to the spool."""
+    def cancel_on(self, node_id: str, job_id: str) -> bool:
+        """Have a job ended that an earlier coordinator sent; whether it was still running there.
+        When it no longer is, its outcome is in the spool."""
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError, OSError, KeyError):
-            ray.get(self._agents[node_id].cancel.remote(job_id), timeout=QUICK_SECONDS)
+        try:
+            ref = self._agents[node_id].cancel.remote(job_id)
+            return bool(ray.get(ref, timeout=QUICK_SECONDS))
+        except (ray.exceptions.RayError, OSError, KeyError):
+            return False
 
     def _quietly_cancel(self, flight: _Flight) -> None:
         import ray

@@ -98,8 +98,10 @@ class Profiler:
         for target in self.targets:
             target.since = self.clock()
         answering = {t.identity: t.node.node_id for t in self.targets if t.hello}
-        self.remains.collect(answering.values())
         self.remains.end_open_jobs(answering)
+        if self.resumed:
+            self.remains.await_ends()
+        self.remains.collect(answering.values())
         if self.resumed:
             self._go_on()
         self._learn_from_the_run_before()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from pichak_agent.messages import MessageError, Outcome, decode
@@ -9,6 +10,10 @@ from pichak_coordinator.cut_runs import OpenJob, open_jobs, settle
 from pichak_coordinator.dispatch import Dispatcher
 from pichak_coordinator.store import Store
 from pichak_core.plan import Plan
+
+#: For so long a resumed run waits for the jobs that it had cancelled; a child is killed in less.
+_END_SECONDS = 20.0
+_LOOK_SECONDS = 0.2
 
 
 class Remains:
@@ -19,6 +24,7 @@ class Remains:
         self._store = store
         self._say = say
         self._open: list[OpenJob] = []
+        self._running: list[tuple[str, str]] = []
 
     def collect(self, node_ids: Iterable[str]) -> None:
         """Outcomes whose coordinator went away before it could store them."""
@@ -38,9 +44,21 @@ class Remains:
         """Nobody waits for jobs that still run for an earlier coordinator; `node_ids` are Ray's by
         the identity of the node."""
         self._open = open_jobs(self._store)
-        for job in self._open:
-            if job.node in node_ids:
-                self._dispatcher.cancel_on(node_ids[job.node], job.job_id)
+        self._running = self._cancel(
+            (node_ids[job.node], job.job_id) for job in self._open if job.node in node_ids
+        )
+
+    def await_ends(self) -> None:
+        """Wait, for a while, until those jobs have ended: one that was done when it was told to
+        end is done, and must not be measured again."""
+        until = time.monotonic() + _END_SECONDS
+        while self._running and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+            self._running = self._cancel(self._running)
+
+    def _cancel(self, jobs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those of the (Ray node id, job id) that were still running."""
+        return [(node, job) for node, job in jobs if self._dispatcher.cancel_on(node, job)]
 
     def settle(self, node_ids: Iterable[str]) -> None:
         """Give those jobs their final state; what they left is taken first."""

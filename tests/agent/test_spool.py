@@ -89,6 +89,19 @@ def test_a_damaged_file_is_put_aside_and_told(tmp_path: Path, damage: str) -> No
     assert [data for _, data in again.pending()] == [whole]
 
 
+def test_what_was_put_aside_is_told_by_the_next_agent_too(tmp_path: Path) -> None:
+    """Who put it aside may be killed before anybody hears of it."""
+    first = Spool(tmp_path)
+    assert list(first.messages) == []
+    (tmp_path / "strange.mpk").write_bytes(b"x")
+    first.pending()
+    (message,) = Spool(tmp_path).messages
+    corner = tmp_path / "quarantine"
+    assert message.startswith(f"a damaged file was put aside in {corner}, the last strange.mpk")
+    (corner / "strange.mpk").unlink()
+    assert list(Spool(tmp_path).messages) == []
+
+
 def test_the_quarantine_does_not_grow_for_ever(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for number in range(40):
