@@ -57,6 +57,9 @@ def rows_of_node(
         # A run that was resumed did again what had not come to its end.
         done = {job.kind for job in mine if job.state == "done" and job.kind in _ONCE}
         errors += [text for job in mine if job.kind not in done and (text := _job_error(job))]
+        failed = bool(node_error) or any(
+            job.state in FINAL and _job_error(job) for job in mine if job.kind not in done
+        )
         some = [*findings.get((node, ""), ()), *findings.get((node, device), ())]
         rows.append(
             Row(
@@ -67,6 +70,7 @@ def rows_of_node(
                 "; ".join(dict.fromkeys(errors)),
                 tuple(sorted(some, key=lambda f: f.order)),
                 _printed([job for job in mine if job.kind not in done], parts),
+                unfinished=bool(errors) and not failed,
             )
         )
     return rows
@@ -121,7 +125,7 @@ def _job_error(job: JobRecord) -> str:
         return ""
     if job.state in FINAL:
         return f"{job.kind}: {job.error or job.state}"
-    return f"{job.kind}: not finished ({job.state})"
+    return f"{job.kind}: {'not begun' if job.state == 'queued' else 'begun, and not ended'}"
 
 
 def same_device(row: Row, device: str, uuid: str) -> bool:

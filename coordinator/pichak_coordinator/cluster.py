@@ -384,7 +384,7 @@ def _is_loopback(address: str) -> bool:
 def _why_not(address: str, error: BaseException) -> str:
     text = " ".join(str(error).split())
     short = text if len(text) <= 400 else f"{text[:400]}…"
-    if not address:
+    if address in ("", "local"):
         return f"no local Ray could be started: {short}"
     if "version" in text.lower() and "mismatch" in text.lower():
         hint = "install the same Ray and Python on this machine and on the cluster"

@@ -6,6 +6,8 @@ for it any more. Its agent may have ended it meanwhile, may still be at it, or m
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,13 @@ from typing import Any
 from pichak_coordinator.jobs import FINAL
 from pichak_coordinator.records import Run
 from pichak_coordinator.store import Store
+from pichak_coordinator.store_read import Reader
+from pichak_core.devices.processes import started_at
 
+#: The command whose runs can be gone on with.
+PROFILE = "fleet profile"
+#: Under this name a run's settings say which process is at it.
+COORDINATOR = "coordinator"
 _NOBODY = "its coordinator went away before it ended, and no result of it came back"
 
 
@@ -24,6 +32,32 @@ class OpenJob:
     job_id: str
     run: str
     node: str
+
+
+def this_process() -> dict[str, Any]:
+    """This process as a run's settings name it."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": started_at(os.getpid()),
+    }
+
+
+def begun_here(settings: Mapping[str, Any]) -> bool:
+    """Whether a run with these settings was begun on this machine, by what it says."""
+    said = settings.get(COORDINATOR)
+    return isinstance(said, Mapping) and said.get("host") == socket.gethostname()
+
+
+def still_at_it(settings: Mapping[str, Any]) -> bool | None:
+    """Whether the process that began a run lives; None where that cannot be seen from here."""
+    said = settings.get(COORDINATOR)
+    if not isinstance(said, Mapping) or not begun_here(settings):
+        return None
+    pid, started = said.get("pid"), said.get("started")
+    if type(pid) is not int or not isinstance(started, str):
+        return None
+    return started_at(pid) == started
 
 
 def open_jobs(store: Store) -> list[OpenJob]:
@@ -57,7 +91,7 @@ def settle(store: Store, jobs: Iterable[OpenJob]) -> int:
     return settled
 
 
-def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run:
+def run_to_go_on(store: Reader, command: str, settings: Mapping[str, Any]) -> Run:
     """The last run of `command`, if it was cut off or interrupted and none of `settings` differs
     from what it was asked; what it does not say of itself differs from nothing.
 
@@ -66,6 +100,8 @@ def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run
     last = next((run for run in store.runs() if run.command == command), None)
     if last is None:
         raise ValueError(f"no {command} is in {store.path}, so none can go on")
+    if last.finished_unix is None and still_at_it(last.settings):
+        raise ValueError(f"the last {command}, {last.run}, is still running")
     if last.finished_unix is not None and not _left_undone(store, last.run):
         raise ValueError(
             f"the last {command}, {last.run}, came to its end: there is nothing to resume"
@@ -84,7 +120,7 @@ def run_to_go_on(store: Store, command: str, settings: Mapping[str, Any]) -> Run
     return last
 
 
-def _left_undone(store: Store, run: str) -> bool:
+def _left_undone(store: Reader, run: str) -> bool:
     """Whether a job of it was called off, or never ended, whose like was not done later, the task
     on any node."""
     called_off, done = set(), set()
@@ -97,7 +133,7 @@ def _left_undone(store: Store, run: str) -> bool:
     return not called_off <= done
 
 
-def count_ended(store: Store, run: str) -> tuple[int, int]:
+def count_ended(store: Reader, run: str) -> tuple[int, int]:
     """(jobs that were done, all jobs) of a run."""
     states = [job.state for job in store.jobs(run)]
     return states.count("done"), len(states)

@@ -175,7 +175,7 @@ def _noise(candidate: _Candidate) -> float:
 def _nothing(rows: Sequence[Row]) -> str:
     if not rows:
         return "Nothing to pick from: no node answered."
-    failed = sum(bool(row.error) for row in rows)
+    failed = sum(row.failed for row in rows)
     why = f" ({failed} of {len(rows)} failed)" if failed else ""
     return f"Nothing to pick from: no node's training speed was measured{why}."
 

@@ -154,7 +154,8 @@ class Row:
 
     `plan` and `ramp` are None where they were not derived. `error` is one sentence when something
     that was asked for failed, "" otherwise; a row with an error may still hold readings. `printed`
-    are the last lines of what each failed job printed, by its kind, safe to show.
+    are the last lines of what each failed job printed, by its kind, safe to show. `unfinished`: the
+    error is only that jobs have not ended, for the run goes on or was cut off.
     """
 
     node: NodeRecord
@@ -164,6 +165,12 @@ class Row:
     error: str = ""
     findings: tuple[Finding, ...] = ()
     printed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unfinished: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Something that was asked for failed; what has not ended did not."""
+        return bool(self.error) and not self.unfinished
 
     @property
     def key(self) -> tuple[str, str]:
@@ -195,6 +202,7 @@ class Row:
             "plan": plan,
             "findings": [finding.as_dict() for finding in self.findings],
             "error": self.error or None,
+            "unfinished": self.unfinished,
             "log_tail": {kind: list(lines) for kind, lines in self.printed.items()},
         }
         safe: dict[str, Any] = json_safe(record)

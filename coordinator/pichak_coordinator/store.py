@@ -103,9 +103,14 @@ class Store(Writer):
         )
         return run
 
-    def reopen_run(self, run: str) -> None:
-        """It goes on: its end is yet to come."""
-        self._write("UPDATE runs SET finished_unix = NULL WHERE run = ?", [(run,)])
+    def reopen_run(self, run: str, settings: Mapping[str, Any] | None = None) -> None:
+        """It goes on: its end is yet to come; `settings` are added to its own, or replace them."""
+        found = self.run(run)
+        merged = {**(found.settings if found else {}), **(settings or {})}
+        self._write(
+            "UPDATE runs SET finished_unix = NULL, settings_json = ? WHERE run = ?",
+            [(_json(merged), run)],
+        )
 
     def finish_run(self, run: str) -> None:
         """Note the end of a run, whatever came of it; the first end is kept."""

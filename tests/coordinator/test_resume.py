@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from click.testing import CliRunner, Result
 
 from pichak_agent.messages import Job, Outcome, encode
 from pichak_coordinator.cli import app, fleet_profile
+from pichak_coordinator.cli.profile_resume import Sending
+from pichak_coordinator.cut_runs import this_process
 from pichak_coordinator.request import ProfileRequest
 from pichak_coordinator.store import Store
 from pichak_core.measurement import Fingerprint, Measurement
@@ -40,14 +43,18 @@ class Went:
     def __init__(self) -> None:
         self.request: ProfileRequest | None = None
         self.run = ""
+        self.sending = Sending()
 
-    def __call__(self, request: ProfileRequest, _store: Store, run: str, *_: Any) -> Any:
-        self.request, self.run = request, run
+    def __call__(
+        self, request: ProfileRequest, _store: Store, run: str, sending: Sending, _: bool
+    ) -> Any:
+        self.request, self.run, self.sending = request, run, sending
         return False, {"total": 0.0, "measuring": 0.0}, None
 
 
 @pytest.fixture
 def went(monkeypatch: pytest.MonkeyPatch) -> Went:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     made = Went()
     monkeypatch.setattr(fleet_profile, "_measure", made)
     return made
@@ -175,6 +182,130 @@ def test_a_new_run_says_of_which_cluster_it_is(path: Path, went: Went) -> None:
         assert profile(path, "--seq-len", "64", *options).exit_code == 0
         with Store.open(path) as store:
             assert store.runs()[0].settings["cluster"] == address
+
+
+SENT = {
+    "cluster": "10.0.0.1:6379",
+    "insecure": True,
+    "network": False,
+    "at_once": 2,
+    "deadline_seconds": {"ramp": 30.0},
+    "even_if_busy": True,
+    "wait_seconds": 60.0,
+}
+#: As a process that is gone left it: no process began so.
+GONE = {"coordinator": {**this_process(), "started": "never"}}
+
+
+def test_a_run_goes_on_as_it_was_sent_and_says_so(path: Path, went: Went) -> None:
+    run = cut(path, {**ASKED.settings(), **SENT, **GONE})
+    done = profile(path, "--resume")
+    assert done.exit_code == 0, done.output
+    assert went.sending == Sending("10.0.0.1:6379", insecure=True, network=False, at_once=2)
+    assert went.request is not None
+    assert went.request.deadline_seconds == {"ramp": 30.0}
+    assert (went.request.even_if_busy, went.request.wait_seconds) == (True, 60.0)
+    told = f"going on with {run}, of which 1 of 1 jobs are done"
+    assert told in done.stderr
+    for word in ("10.0.0.1:6379", "--insecure", "--no-network", "--at-once 2", "ramp=30"):
+        assert word in done.stderr
+
+
+def test_what_is_named_goes_before_what_was_sent(path: Path, went: Went) -> None:
+    cut(path, {**ASKED.settings(), **SENT, **GONE})
+    more = ["--address", "10.0.0.2:6379", "--at-once", "3", "--deadline", "task=9"]
+    assert profile(path, "--resume", *more).exit_code == 0
+    # That one cluster is open says nothing of another.
+    assert went.sending == Sending("10.0.0.2:6379", insecure=False, network=False, at_once=3)
+    assert went.request is not None
+    assert went.request.deadline_seconds == {"task": 9.0}
+    with Store.open(path) as store:
+        assert store.runs()[0].settings["cluster"] == "10.0.0.2:6379"
+
+
+@pytest.mark.parametrize("was", [None, True])
+def test_the_network_test_is_part_of_what_was_asked(
+    path: Path, went: Went, was: bool | None
+) -> None:
+    cut(path, {**ASKED.settings(), **SENT, **GONE, "network": was})
+    done = profile(path, "--resume", "--no-network")
+    assert done.exit_code == 2
+    assert "where now --no-network is asked" in done.stderr
+    assert went.request is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"network": 1},
+        {"at_once": 0},
+        {"deadline_seconds": {"x": 1.0}},
+        {"deadline_seconds": {"ramp": float("nan")}},
+        {"wait_seconds": "1"},
+        {"even_if_busy": 1},
+        {"insecure": "yes"},
+    ],
+)
+def test_no_sending_that_cannot_be(path: Path, went: Went, wrong: dict[str, Any]) -> None:
+    cut(path, {**ASKED.settings(), **SENT, **GONE, **wrong})
+    done = profile(path, "--resume")
+    assert done.exit_code == 2
+    assert "cannot be" in done.stderr
+    assert went.request is None
+
+
+def test_a_run_that_somebody_is_at_does_not_go_on(path: Path, went: Went) -> None:
+    run = cut(path, {**ASKED.settings(), "coordinator": this_process()})
+    done = profile(path, "--resume")
+    assert done.exit_code == 2
+    assert f"{run}, is still running" in done.stderr
+
+
+def test_the_cluster_of_the_environment_is_kept(
+    path: Path, went: Went, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else that run would go on with this machine alone."""
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert profile(path, "--seq-len", "64").exit_code == 0
+    assert went.sending.address == "10.0.0.1:6379"
+    with Store.open(path) as store:
+        assert store.runs()[0].settings["cluster"] == "10.0.0.1:6379"
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "state", "words"),
+    [
+        (GONE["coordinator"], "cut off", "was cut off: its coordinator (process"),
+        (this_process(), "running", "is still running (process"),
+        ({**this_process(), "host": "far-away"}, "no end", "cut off, or still runs on far-away"),
+        (None, "no end", "it was cut off, or still runs:"),
+        ("x", "no end", "it was cut off, or still runs:"),
+    ],
+)
+def test_a_run_without_an_end_says_what_became_of_it(
+    path: Path, coordinator: Any, state: str, words: str
+) -> None:
+    run = cut(path, {**ASKED.settings(), "coordinator": coordinator})
+    with Store.open(path) as store:
+        store.record_job(run, Job("k", 1, "ramp", {}, 9.0), node=store.nodes_of(run)[0])
+    shown = CliRunner().invoke(app, ["fleet", "compare", "--store", str(path)])
+    assert words in shown.stdout
+    assert "1 of 2 jobs" in shown.stdout
+    resume = f"`pichak fleet profile --resume --store {path}` goes on with it"
+    assert (resume in shown.stdout) == (state != "running")
+    assert "failed" not in shown.stdout
+    listed = CliRunner().invoke(app, ["fleet", "history", "--store", str(path), "--json"])
+    assert [(r["state"], r["failed"]) for r in json.loads(listed.stdout)["runs"]] == [(state, 0)]
+
+
+def test_a_run_with_another_after_it_is_not_offered(path: Path) -> None:
+    """`--resume` takes the last one."""
+    run = cut(path, {**ASKED.settings(), **GONE})
+    with Store.open(path) as store:
+        store.finish_run(store.begin_run("fleet profile", {}))
+    shown = CliRunner().invoke(app, ["fleet", "compare", run, "--store", str(path)])
+    assert "was cut off" in shown.stdout
+    assert "--resume" not in shown.stdout
 
 
 def test_a_run_that_ended_before_its_jobs_did_can_go_on(path: Path, went: Went) -> None:

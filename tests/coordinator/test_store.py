@@ -273,11 +273,15 @@ def test_partial_results_of_a_failed_job_are_in_its_row(store: Store) -> None:
     store.record_job(run, job("j1"), node=node)
     store.record_outcome(outcome("j1", 1, COPY, status="timeout"))
     (unfinished,) = store.rows_of(run)
-    assert unfinished.error == "fingerprint: not finished (queued)"
+    assert unfinished.error == "fingerprint: not begun"
+    assert unfinished.unfinished and not unfinished.failed
+    store.set_job_state("j1", "dispatched", attempt=1)
+    assert store.rows_of(run)[0].error == "fingerprint: begun, and not ended"
     store.set_job_state("j1", "failed", error="it was timeout")
     (row,) = store.rows_of(run)
     assert row.fingerprint.number(COPY.name) == 12800.0
     assert row.error == "fingerprint: it was timeout"
+    assert row.failed and not row.unfinished
 
 
 def test_findings_come_with_their_rows_the_worst_first(store: Store) -> None:

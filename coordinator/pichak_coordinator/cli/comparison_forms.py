@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pichak_coordinator.changes import Change, changes
 from pichak_coordinator.cli.comparison_view import certainty
-from pichak_coordinator.cli.run_view import Shown, comparison_of
+from pichak_coordinator.cli.run_view import Shown, comparison_of, ending
 from pichak_coordinator.compare import Comparison, Line
 from pichak_coordinator.records import Row
 from pichak_coordinator.text import csv_cell, markdown_cell, printable
@@ -29,6 +30,8 @@ def print_run_as(
 ) -> None:
     """``csv`` or ``md`` on stdout; every device, whatever `shown` says of a large fleet."""
     table = comparison_of(rows, shown)
+    if ended := ending(store, run).sentence:
+        table = replace(table, notes=(ended, *table.notes))
     moved: dict[Key, list[Change]] = {}
     for change in changes(rows, store.previous_rows(run)):
         moved.setdefault(change.node.key, []).append(change)
@@ -89,14 +92,12 @@ def _markdown(table: Comparison, moved: Mapping[Key, Sequence[Change]], plans: b
         for f in row.findings
     ]
     parts += _listed("Findings", [text for _, text in sorted(found, key=lambda entry: entry[0])])
-    failed = [row for row in rows if row.error]
-    parts += _listed(
-        "Failed",
-        [
-            markdown_cell("; ".join([f"{row.node.label}: {row.error}", *_printed(row)]))
-            for row in failed
-        ],
-    )
+    for title, some in (
+        ("Failed", [row for row in rows if row.failed]),
+        ("Not finished", [row for row in rows if row.unfinished]),
+    ):
+        sentences = ["; ".join([f"{r.node.label}: {r.error}", *_printed(r)]) for r in some]
+        parts += _listed(title, [markdown_cell(sentence) for sentence in sentences])
     told = [
         f"{markdown_cell(row.node.label)}: {markdown_cell(change.sentence)}"
         for row in rows

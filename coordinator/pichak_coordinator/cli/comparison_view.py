@@ -75,7 +75,8 @@ def render_comparison(comparison: Comparison, console: Console, *, every: bool =
         failed = [row for row in failed if row.measured]  # the others are in one line of the head
     told = failed if every else failed[:_MOST_FINDINGS]
     for row in told:
-        _say(console, f"{row.node.label} failed: {row.error}", "red")
+        word, style = ("not finished", "yellow") if row.unfinished else ("failed", "red")
+        _say(console, f"{row.node.label} {word}: {row.error}", style)
         _printed(row, console, few=every or len(failed) <= _FEW_FAILED)
     if len(failed) > len(told):
         _say(console, f"{len(failed) - len(told)} more failed (--all has them)", "red")
@@ -155,8 +156,10 @@ def summary(lines: Sequence[Line]) -> str:
     parts = [
         f"{machines:,} machines, {len(rows):,} devices",
         f"{sum(row.measured and not row.node.simulated for row in rows):,} measured",
-        f"{sum(bool(row.error) for row in rows):,} failed",
+        f"{sum(row.failed for row in rows):,} failed",
     ]
+    unfinished = sum(row.unfinished for row in rows)
+    parts += [f"{unfinished:,} not finished"] if unfinished else []
     simulated = sum(row.measured and row.node.simulated for row in rows)
     if simulated:
         parts.insert(1, f"{simulated:,} simulated")
@@ -180,7 +183,8 @@ def render_rows(rows: Sequence[Row], console: Console) -> None:
         name = row.node.device_name
         _title(console, f"{row.node.label}: {name}" if name else row.node.label, width)
         if row.error:
-            _say(console, f"failed: {row.error}", "red")
+            word, style = ("not finished", "yellow") if row.unfinished else ("failed", "red")
+            _say(console, f"{word}: {row.error}", style)
         if row.plan is not None:
             own = own_part(row.plan, shared)
             bare = not own.values and not own.notes

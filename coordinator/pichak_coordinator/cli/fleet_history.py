@@ -14,6 +14,7 @@ from pichak_coordinator.cli.common import EXIT_NOTHING, UserError, json_option, 
 from pichak_coordinator.cli.options import open_store, store_option
 from pichak_coordinator.cli.tables import chosen_format, format_option, print_records
 from pichak_coordinator.records import NodeRecord, Point, Row, Run
+from pichak_coordinator.run_end import end_of
 from pichak_coordinator.text import printable
 from pichak_core.plan import format_number
 
@@ -85,13 +86,15 @@ def history(
 def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
     every = store.runs()
     runs = [run for run in every if watch or run.command != "fleet watch"]
+    ends = {run.run: end_of(store, run) for run in runs[:limit]}
     listed = [
         {
             "run": run.run,
             "started": _clock(run.started_unix),
             "seconds": _seconds(run, rows := store.rows_of(run.run, curves=False)),
             "rows": len(rows),
-            "failed": sum(bool(row.error) for row in rows),
+            "failed": sum(row.failed for row in rows),
+            "state": ends[run.run].state,
             "name": run.settings.get("name", ""),
             "model": run.settings.get("model", ""),
             "data": run.settings.get("data", ""),
@@ -103,7 +106,12 @@ def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
         print_json({"schema": 1, "runs": listed})
     elif listed:
         extra = ("seconds", "data", "model")
+        if form != "csv":  # to a person, what came to its end as it should says nothing of it
+            listed = [{**r, "state": r["state"].replace("ended", "")} for r in listed]
         print_records(listed, form, right=("seconds", "rows", "failed"), dispensable=extra)
+        for end in ends.values():
+            if end.sentence:
+                click.echo(f"pichak: {printable(end.sentence)}", err=True)
     if not listed and every:
         count = "1 run" if len(every) == 1 else f"{len(every):,} runs"
         click.echo(f"pichak: {count} of `pichak fleet watch` only: --watch lists them", err=True)

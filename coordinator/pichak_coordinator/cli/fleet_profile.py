@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +29,8 @@ from pichak_coordinator.cli.options import (
     workload_options,
 )
 from pichak_coordinator.cli.price_options import prices_of, prices_option, tell_unknown
-from pichak_coordinator.cli.profile_request import (
-    check_request,
-    profile_request,
-    unchecked_request,
-)
+from pichak_coordinator.cli.profile_request import profile_request, unchecked_request
+from pichak_coordinator.cli.profile_resume import Sending, new_run, resumed
 from pichak_coordinator.cli.progress import Progress, ProgressLine
 from pichak_coordinator.cli.tables import chosen_format, format_option
 
@@ -92,8 +88,8 @@ if TYPE_CHECKING:
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the last profile, which was cut off or interrupted, with the options that it "
-    "had; name --address again where there was one.",
+    help="Go on with the last profile, which was cut off or interrupted, on the cluster and with "
+    "the options that it had.",
 )
 @click.option(
     "--at-once",
@@ -144,16 +140,15 @@ def profile(
     shown = Shown(sort, prices_of(prices), every=every)
     comparison_of([], shown)  # a column that does not exist is said before anything is measured
     request = unchecked_request(asked, deadlines) if resume else profile_request(asked, deadlines)
+    sending = Sending.of(address, insecure, network, at_once)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
         if resume:
-            run, request = _resumed(store, request, _named(ctx), address)
+            run, request, sending = resumed(store, request, sending, _named(ctx))
         else:
-            run = _new_run(store, request, address)
+            run = new_run(store, request, sending)
         try:
-            interrupted, timing, links = _measure(
-                *(request, store, run, address, insecure, network, at_once, resume)
-            )
+            interrupted, timing, links = _measure(request, store, run, sending, resume)
         finally:
             store.finish_run(run)
         _judge(store, run)
@@ -176,62 +171,11 @@ def _named(ctx: click.Context) -> set[str]:
     return {"memory_cap_bytes" if name == "memory_cap" else name for name in given}
 
 
-def _resumed(
-    store: Store, request: ProfileRequest, named: Container[str], address: str | None
-) -> tuple[str, ProfileRequest]:
-    """The run that is to go on, and what it was asked; `UserError` where there is none, or where an
-    option that was `named` contradicts it."""
-    from pichak_coordinator.cut_runs import run_to_go_on
-
-    asked = {name: value for name, value in request.settings().items() if name in named}
-    try:
-        cut = run_to_go_on(store, "fleet profile", asked)
-    except ValueError as error:
-        raise UserError(f"--resume: {error}") from error
-    was = cut.settings.get("cluster")
-    if was and not address:
-        raise UserError(
-            f"--resume: {cut.run} is of the cluster at {was}; give --address (or RAY_ADDRESS), "
-            "for this machine alone is another fleet"
-        )
-    if was == "" and address:
-        raise UserError(
-            f"--resume: {cut.run} is of this machine alone; leave --address and RAY_ADDRESS out"
-        )
-    try:
-        request = request.with_settings(cut.settings)
-    except ValueError as error:
-        raise UserError(f"--resume: {cut.run} cannot go on: {error}") from error
-    check_request(request)
-    store.reopen_run(cut.run)
-    return cut.run, request
-
-
-def _new_run(store: Store, request: ProfileRequest, address: str | None) -> str:
-    """A new run; says so where one was cut off that could go on."""
-    from pichak_coordinator.cut_runs import count_ended, run_to_go_on
-
-    settings = request.settings()
-    with contextlib.suppress(ValueError):
-        cut = run_to_go_on(store, "fleet profile", settings)
-        if cut.finished_unix is None:
-            done, jobs = count_ended(store, cut.run)
-            click.echo(
-                f"pichak: {cut.run} was cut off when {done} of {jobs} jobs were done; --resume "
-                "goes on with it, this is a new profile",
-                err=True,
-            )
-    return store.begin_run("fleet profile", {**settings, "cluster": address or ""})
-
-
 def _measure(
     request: ProfileRequest,
     store: Store,
     run: str,
-    address: str | None,
-    insecure: bool,
-    network: bool | None,
-    at_once: int | None,
+    sending: Sending,
     resume: bool,
 ) -> tuple[bool, dict[str, float], NetReport | None]:
     """Join the cluster, profile it, leave; (interrupted, seconds by what they went to, links)."""
@@ -244,8 +188,8 @@ def _measure(
     started = time.monotonic()
     with Progress() as progress:
         try:
-            progress.say("joining the cluster" if address else "starting")
-            cluster = Cluster(address, insecure=insecure)
+            progress.say("joining the cluster" if sending.address else "starting")
+            cluster = Cluster(sending.address or "local", insecure=sending.insecure)
         except ClusterError as error:
             raise UserError(str(error)) from error
         end_on_sigterm()  # Ray has put its own handler there
@@ -261,12 +205,12 @@ def _measure(
             profiler = Profiler(
                 *(request, cluster, dispatcher, store, _Watcher(progress), run), resumed=resume
             )
-            profiler.courier.most_in_flight = at_once or MOST_IN_FLIGHT
+            profiler.courier.most_in_flight = sending.at_once or MOST_IN_FLIGHT
             targets = profiler.run(nodes)
             links, began = None, time.monotonic()
             if not profiler.interrupted:
                 links = network_of_profile(
-                    *(network, request.only, cluster, dispatcher, store, run, targets),
+                    *(sending.network, request.only, cluster, dispatcher, store, run, targets),
                     progress.say,
                 )
             measuring = profiler.courier.busy_seconds

@@ -11,6 +11,9 @@ from pichak_coordinator.cli.options import check_data, check_length, check_model
 if TYPE_CHECKING:
     from pichak_coordinator.request import ProfileRequest
 
+#: The longest time that a job may be given, in seconds.
+MOST_DEADLINE = 86400.0
+
 
 def profile_request(asked: Mapping[str, Any], deadlines: Sequence[str]) -> ProfileRequest:
     """The request of a command's options, checked; `UserError` says what is wrong with them."""
@@ -49,6 +52,6 @@ def _deadlines(texts: Sequence[str]) -> dict[str, float]:
             made[kind] = float(seconds)
         except ValueError:
             made[kind] = 0.0
-        if kind not in ("fingerprint", "task", "ramp") or not 0 < made[kind] <= 86400:
+        if kind not in ("fingerprint", "task", "ramp") or not 0 < made[kind] <= MOST_DEADLINE:
             raise UserError(f"--deadline {text}: write fingerprint=90, task=180 or ramp=240")
     return made

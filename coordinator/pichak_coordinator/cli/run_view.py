@@ -14,7 +14,9 @@ from pichak_coordinator.compare import Comparison, column_named, compare
 from pichak_coordinator.pick import By
 from pichak_coordinator.prices import NO_PRICES, PriceBook
 from pichak_coordinator.records import Row
+from pichak_coordinator.run_end import RunEnd, end_of
 from pichak_coordinator.store import Store
+from pichak_coordinator.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,11 +74,18 @@ def _sortable(rows: Sequence[Row], shown: Shown) -> bool:
     return False
 
 
+def ending(store: Store, run: str) -> RunEnd:
+    """How a run of the store ended."""
+    found = store.run(run)
+    return end_of(store, found) if found is not None else RunEnd()
+
+
 def run_as_dict(store: Store, run: str, rows: Sequence[Row], shown: Shown | str) -> dict[str, Any]:
     """What ``--json`` prints (SPEC 8)."""
     return {
         "schema": SCHEMA,
         "run": run,
+        "ended": ending(store, run).state,
         "nodes": [row.as_dict() for row in rows],
         "comparison": comparison_of(rows, shown).as_dict(),
         "changes": [c.as_dict() for c in changes(rows, store.previous_rows(run))],
@@ -110,6 +119,8 @@ def print_run(
             console.print("The plan of the one picked; --plans --all prints every one.")
         console.print()
     render_comparison(table, console, every=shown.every)
+    if ended := ending(store, run).sentence:
+        console.print(printable(ended), style="bold yellow", markup=False, soft_wrap=True)
     before = store.previous_rows(run)
     if before:
         console.print()

@@ -19,6 +19,7 @@ from pichak_coordinator.report.charts import Chart, disk_chart, ramp_chart, tran
 from pichak_coordinator.report.history import chosen_metrics, history_chart, series_of
 from pichak_coordinator.report.link_chart import link_chart
 from pichak_coordinator.report.links import directions
+from pichak_coordinator.run_end import RunEnd, end_of
 from pichak_coordinator.store_read import Reader
 from pichak_coordinator.text import printable
 from pichak_core.measurement import Measurement
@@ -83,6 +84,7 @@ class Section:
     address: str
     identity: str
     error: str
+    unfinished: bool
     simulated: bool
     tags: tuple[tuple[str, str], ...]
     findings: tuple[Told, ...]
@@ -156,7 +158,7 @@ def content(
         made=_clock(now),
         store=printable(str(store.path)),
         run=run.run,
-        run_facts=tuple(_run_facts(run, rows)),
+        run_facts=tuple(_run_facts(run, rows, end_of(store, run))),
         summary=tuple(_summary(rows, machines)),
         simulated=_simulated(rows),
         pick=printable(comparison.pick.sentence),
@@ -189,11 +191,11 @@ def _left_out(rows: int, made: int) -> str:
     )
 
 
-def _run_facts(run: Run, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _run_facts(run: Run, rows: Sequence[Row], end: RunEnd) -> list[tuple[str, str]]:
     facts = [("begun", _clock(run.started_unix))]
-    if run.finished_unix is None:
-        facts.append(("ended", "not finished: cut off, or still running"))
-    elif not run.simulated(rows):
+    if end.sentence:
+        facts.append(("ended", printable(end.sentence)))
+    elif run.finished_unix is not None and not run.simulated(rows):
         facts.append(("took", f"{run.finished_unix - run.started_unix:,.0f} s"))
     command = "fleet simulate" if run.settings.get("simulated") else run.command
     facts.append(("command", f"pichak {command}"))
@@ -211,8 +213,10 @@ def _summary(rows: Sequence[Row], machines: Mapping[str, str]) -> list[tuple[str
         ("machines", f"{len(machines):,}"),
         ("devices", f"{len(rows):,}"),
         ("measured", f"{sum(row.measured and not row.node.simulated for row in rows):,}"),
-        ("failed", f"{sum(bool(row.error) for row in rows):,}"),
+        ("failed", f"{sum(row.failed for row in rows):,}"),
     ]
+    unfinished = sum(row.unfinished for row in rows)
+    facts += [("not finished", f"{unfinished:,}")] if unfinished else []
     simulated = sum(row.measured and row.node.simulated for row in rows)
     facts += [("simulated", f"{simulated:,}")] if simulated else []
     for severity in ("fail", "warn"):
@@ -244,7 +248,7 @@ def _table_row(line: Line, columns: Sequence[Column], anchor: str) -> TableRow:
             cells.append(Cell(text, repr(float(value)), True))
     worst = min((f.order for f in row.findings), default=None)
     severity = ("fail", "warn", "info")[worst[0]] if worst else ""
-    return TableRow(anchor, tuple(cells), "failed" if row.error else "", severity)
+    return TableRow(anchor, tuple(cells), "failed" if row.failed else "", severity)
 
 
 def _told(row: Row, finding: Finding, anchor: str) -> Told:
@@ -295,6 +299,7 @@ def _section(store: Reader, row: Row, anchor: str, moved: Sequence[Change], know
         address=printable(row.node.address),
         identity=printable(row.node.node),
         error=printable(row.error),
+        unfinished=row.unfinished,
         simulated=row.node.simulated,
         tags=tuple(dict.fromkeys(_tag(f) for f in row.findings if f.severity != "info")),
         findings=tuple(_told(row, finding, anchor) for finding in row.findings),
