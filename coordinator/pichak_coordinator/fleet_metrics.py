@@ -37,7 +37,7 @@ PLAN = {
 }
 _ENDS = ("measured", "busy", "failed")
 _DEVICE = ("node", "host", "device", "simulated")
-_NODE = ("node", "host")
+_NODE = ("node", "host", "simulated")
 
 Labels = tuple[str, ...]
 
@@ -85,7 +85,11 @@ def exported_names() -> set[str]:
 
 def _device(node: NodeRecord) -> Labels:
     name = label(node.alias or node.host)
-    return label(node.node), name, label(node.device), "yes" if node.simulated else ""
+    return label(node.node), name, label(node.device), _mark(node.simulated)
+
+
+def _mark(simulated: bool) -> str:
+    return "yes" if simulated else ""
 
 
 def _measured(view: WatchView) -> Iterator[Family]:
@@ -152,24 +156,27 @@ def _nodes(view: WatchView) -> Iterator[Family]:
         (*_NODE, "address"),
     )
     for each in view.nodes:
-        reachable.add(each.reachable, each.node, each.host, each.address)
+        mark = _mark(each.simulated)
+        reachable.add(each.reachable, each.node, each.host, mark, each.address)
     yield reachable
-    hosts = _hosts(view)
+    places = _places(view)
     findings = Family(
         *("pichak_fleet_finding", "gauge", "1 for each open finding (docs/FINDINGS.md)"),
-        (*_NODE, "device", "simulated", "code", "severity", "state", "metric"),
+        (*_DEVICE, "code", "severity", "state", "metric"),
     )
     # Zero where nothing is open, so that a watch that does not run looks different.
     counts = Family(
         *("pichak_fleet_findings", "gauge", "how many findings are open"),
-        ("severity", "state"),
-        {(severity, state): 0.0 for severity in SEVERITIES for state in get_args(FindingState)},
+        ("severity", "state", "simulated"),
+        {(how, state, ""): 0.0 for how in SEVERITIES for state in get_args(FindingState)},
     )
     for (node, key), some in view.findings.items():
         row = view.rows.get((node, key))
-        place = _device(row.node) if row else (node, hosts.get(node, ""), "", "")
+        host, mark = places.get(node, ("", ""))
+        place = _device(row.node) if row else (node, host, "", mark)
         for found in some:
-            counts.samples[found.severity, found.state] += 1
+            of = (found.severity, found.state, place[-1])
+            counts.samples[of] = counts.samples.get(of, 0.0) + 1
         for found in sorted(some, key=lambda each: each.order)[:MOST_FINDINGS]:
             findings.add(1, *place, found.code, found.severity, found.state, found.metric)
     yield findings
@@ -177,7 +184,7 @@ def _nodes(view: WatchView) -> Iterator[Family]:
 
 
 def _schedule(view: WatchView) -> Iterator[Family]:
-    hosts, labels = _hosts(view), (*_NODE, "depth")
+    places, labels = _places(view), (*_NODE, "depth")
     measured = Family(
         *("pichak_last_probe_timestamp_seconds", "gauge", "when a probe last gave a reading"),
         labels,
@@ -196,15 +203,15 @@ def _schedule(view: WatchView) -> Iterator[Family]:
     )
     for (node, depth), at in view.measured_unix.items():
         if node in view.entries:
-            measured.add(at, node, hosts.get(node, ""), depth)
+            measured.add(at, node, *places.get(node, ("", "")), depth)
     for node, entry in view.entries.items():
-        host = hosts.get(node, "")
-        failing.add(entry.failing, node, host)
+        place = (node, *places.get(node, ("", "")))
+        failing.add(entry.failing, *place)
         for depth, at in entry.since.items():
-            begun.add(at, node, host, depth)
+            begun.add(at, *place, depth)
         for depth, at in entry.due.items():
             # A second look is due at once.
-            due.add(view.turned_unix if entry.again == depth else at, node, host, depth)
+            due.add(view.turned_unix if entry.again == depth else at, *place, depth)
     yield from (measured, begun, due, failing)
 
 
@@ -261,5 +268,6 @@ def _counted(name: str, text: str, labels: Labels, counts: Mapping[tuple[str, st
     return family
 
 
-def _hosts(view: WatchView) -> dict[str, str]:
-    return {node.node: node.host for node in view.nodes}
+def _places(view: WatchView) -> dict[str, tuple[str, str]]:
+    """node -> (host, mark of the simulated)."""
+    return {node.node: (node.host, _mark(node.simulated)) for node in view.nodes}

@@ -20,6 +20,9 @@ Confidence = Literal["low", "normal"]
 #: The worst first; also how findings are sorted.
 SEVERITIES: tuple[Severity, ...] = ("fail", "warn", "info")
 
+#: The device of what is about a whole node.
+WHOLE = ""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -106,11 +109,11 @@ class Finding:
 class NodeRecord:
     """One training device of one node; a node with four GPUs has four of them.
 
-    `node` is the stable identity (`identity.node_identity`). `device` is ``cpu`` or ``cuda:N``;
-    `device_name` is what a person calls it; `gpu_uuid` is "" where none was read. `versions` are
-    those of the agent's hello. `alias` stands for a host name that several machines share.
-    `simulated` says that no machine was measured; it is said wherever the node is named, and a
-    simulated node is no peer of a real one. `labels` are the Ray node's.
+    `node` is the stable identity (`identity.node_identity`). `device` is ``cpu``, ``cuda:N``, or
+    `WHOLE`; `device_name` is what a person calls it; `gpu_uuid` is "" where none was read.
+    `versions` are those of the agent's hello. `alias` stands for a host name that several machines
+    share. `simulated` says that no machine was measured; it is said wherever the node is named, and
+    a simulated node is no peer of a real one. `labels` are the Ray node's.
     """
 
     node: str
@@ -144,7 +147,8 @@ class NodeRecord:
         # node_identities: the second agent of a machine is "n-…-2".
         nth = self.node.split("-")[2:] if self.host else []
         name = f"{name} #{nth[0]}" if nth else name
-        name = name if self.device.startswith("cpu") else f"{name} {self.device}"
+        gpu = self.device != WHOLE and not self.device.startswith("cpu")
+        name = f"{name} {self.device}" if gpu else name
         return f"{name} (simulated)" if self.simulated else name
 
 
@@ -229,6 +233,12 @@ class Run:
     finished_unix: float | None = None
     command: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def compares(self) -> bool:
+        """Whether it measures machines side by side: a network test compares links, and a watch's
+        probe is of some nodes only."""
+        return self.command not in ("net", "fleet watch")
 
     def simulated(self, rows: Sequence[Row]) -> bool:
         """Whether its time is a simulation's, `rows` being its own: no machine took it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pichak_coordinator import schedule
-from pichak_coordinator.records import NodeRecord, Row
+from pichak_coordinator.records import WHOLE, NodeRecord, Row
 from pichak_coordinator.schedule import HOUR, Charge, Depth, Entry, Policy
 from pichak_coordinator.watch_events import Event, event, judge_probe
 from pichak_coordinator.watch_memory import Memory
@@ -146,7 +146,7 @@ class SimulatedWatch:
         entry = self.entries[node]
         if not entry.failing:
             text = f"the {depth} probe failed: it gave no reading"
-            self.tell(now, event("probe_failed", NodeRecord(node, node), text))
+            self.tell(now, event("probe_failed", NodeRecord(node, node, device=WHOLE), text))
         self.entries[node] = schedule.ended(self.policy, entry, depth, now, "failed")
 
     def _remember(self, row: Row) -> None:

@@ -12,6 +12,17 @@ from pichak_coordinator.store_read import Reader
 from pichak_coordinator.watch_memory import Memory
 from pichak_coordinator.watch_peers import ident
 
+#: What the evidence of a finding says that only the watch holds.
+SEEN_BY_WATCH = "fleet watch"
+
+
+def rows_as_known(store: Reader, run: str, *, curves: bool = True) -> list[Row]:
+    """The rows of `run` with all that is known against its nodes: what it found itself, what a
+    network test after it found, and, of the newest run, what a watch holds open."""
+    rows = with_network_findings(store, run, store.rows_of(run, curves=curves))
+    newest = next((r.run for r in store.runs() if r.compares), "")
+    return with_watch_findings(store, rows) if run == newest else rows
+
 
 def with_network_findings(store: Reader, run: str, rows: Sequence[Row]) -> list[Row]:
     """The rows of `run`, each with what the newest network test after it found of its node."""
@@ -48,7 +59,7 @@ def with_watch_findings(store: Reader, rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         known = {finding.key for finding in row.findings}
         more = [
-            replace(f, evidence={**f.evidence, "seen_by": "fleet watch"})
+            replace(f, evidence={**f.evidence, "seen_by": SEEN_BY_WATCH})
             for f in held.get(ident(row.node), ())
             if f.key not in known
         ]

@@ -16,7 +16,7 @@ from typing import Any
 from pichak_coordinator import schedule
 from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.dispatch import Dispatcher
-from pichak_coordinator.records import NodeRecord
+from pichak_coordinator.records import WHOLE, NodeRecord
 from pichak_coordinator.schedule import Charge, Entry, Policy, Probe
 from pichak_coordinator.store_prune import KEEP_DAYS
 from pichak_coordinator.watch_agenda import DECIDE_SECONDS, Agenda
@@ -152,9 +152,9 @@ class Watch:
         """What the watch is like at this moment."""
         members = self._members.current
         rows = {key: row for key, row in self._seen.rows.items() if key[0] in members}
-        here = [NodeView(*_place(m.node, m.identity), True) for m in members.values()]
+        here = [_view(m.node, m.identity, True, m.hello) for m in members.values()]
         here += [
-            NodeView(*_place(node, self._store.node_at(node.address, node.host) or ""), False)
+            _view(node, self._store.node_at(node.address, node.host) or "", False, {})
             for node in self._members.silent
         ]
         return WatchView(
@@ -186,12 +186,12 @@ class Watch:
         self._looked_at_members = now
         moves = self._members.look(now)
         for member in moves.left:
-            self._seen.left(NodeView(*_place(member.node, member.identity), False), now)
+            self._seen.left(_view(member.node, member.identity, False, member.hello), now)
             self._tell_all([event("left", _record(member), "is no longer in the cluster")])
         for node, why in moves.silent:
             identity = self._store.node_at(node.address, node.host) or ""
             self._absent.pop(identity, None)
-            record = NodeRecord(identity, node.host, node.address, simulated=node.simulated)
+            record = NodeRecord(identity, node.host, node.address, WHOLE, simulated=node.simulated)
             self._tell_all([event("probe_failed", record, why)])
         if not moves.joined:
             return
@@ -224,7 +224,9 @@ class Watch:
             [
                 event(
                     "left",
-                    NodeRecord(node, told["host"], simulated=told.get("simulated") is True),
+                    NodeRecord(
+                        node, told["host"], device=WHOLE, simulated=told.get("simulated") is True
+                    ),
                     "is no longer in the cluster: it left while no watch looked",
                 )
                 for node, told in gone.items()
@@ -317,14 +319,17 @@ class Watch:
             self._tell(record)
 
 
-def _place(node: ClusterNode, identity: str) -> tuple[str, str, str]:
-    return identity, node.host, node.address
+def _view(node: ClusterNode, identity: str, reachable: bool, hello: Mapping[str, Any]) -> NodeView:
+    simulated = node.simulated or hello.get("simulated") is True
+    return NodeView(identity, node.host, node.address, reachable, simulated)
 
 
 def _record(member: Member) -> NodeRecord:
+    """The node as a whole."""
     return NodeRecord(
         member.identity,
         member.node.host or member.node.address,
         member.node.address,
+        WHOLE,
         simulated=member.hello.get("simulated") is True,
     )

@@ -1,7 +1,8 @@
 """What a probe of a node means: judged against peers and past, and told as events. Pure.
 
-An event is a plain mapping: ``event`` (its kind), ``node``, ``host``, ``device``, ``text`` (a
-sentence for a person) and what the kind adds. Those of `NOTIFIED` go to the webhook.
+An event is a plain mapping: ``event`` (its kind), ``node``, ``host``, ``device`` ("" for the whole
+node), ``text`` (a sentence for a person) and what the kind adds. Those of `NOTIFIED` go to the
+webhook.
 """
 
 from __future__ import annotations

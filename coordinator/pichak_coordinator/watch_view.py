@@ -28,6 +28,7 @@ class NodeView:
     host: str
     address: str
     reachable: bool
+    simulated: bool = False
 
 
 @dataclass(frozen=True)

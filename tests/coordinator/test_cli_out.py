@@ -40,6 +40,25 @@ def test_a_file_that_cannot_be_made_is_told_first(tmp_path: Path, words: tuple[s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *COMMANDS,
+        pytest.param(("fleet", "report", "--html"), id="page"),
+        pytest.param(("fleet", "simulate", "--store"), id="simulated history"),
+        pytest.param(("fleet", "compare", "--store"), id="history"),
+    ],
+)
+@pytest.mark.parametrize("end", ["/", "/.", "/.."])
+def test_the_name_of_a_folder_is_no_file(tmp_path: Path, words: tuple[str, ...], end: str) -> None:
+    """A path drops the end of such a name, and the file would take the folder's."""
+    done = call(*words, f"{tmp_path}/new{end}")
+    assert done.exit_code == 2, done.output
+    assert f"{words[-1]} {tmp_path}/new{end}: that is the name of a folder" in done.output
+    assert done.output.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("words", COMMANDS[:3])
 def test_a_file_that_is_there_is_told_first(tmp_path: Path, words: tuple[str, ...]) -> None:
     there = tmp_path / "there.mpk"

@@ -6,8 +6,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import sqlite3
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +262,26 @@ def test_the_table_as_csv_and_markdown() -> None:
     text = call(*asked, "--format", "md").stdout
     assert text.startswith("| fault | put in | found |")
     assert "no machine was measured" in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process is killed as Linux kills it")
+def test_a_simulation_that_is_killed_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+    path, part = tmp_path / "x.db", tmp_path / "x.db.part"
+    words = ["fleet", "simulate", "--nodes", "40", "--days", "60", "--store", str(path)]
+    code = "from pichak_coordinator.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as running:
+        until = time.monotonic() + 60
+        while not part.exists() and running.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        running.kill()
+    assert part.exists()
+    assert not path.exists()
+    assert call("compare", "--store", path).exit_code == 2
+    again = call(*words[1:4], "--store", path)
+    assert again.exit_code == 2
+    assert "x.db.part of a simulation that was killed" in again.stderr
 
 
 def test_a_simulation_that_breaks_off_leaves_no_file(

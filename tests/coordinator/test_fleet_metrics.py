@@ -41,7 +41,9 @@ def row(node: str, *readings: Measurement | Unmeasured, **place: object) -> Row:
 
 def view(*rows: Row, findings: Sequence[Finding] = (), **more: object) -> WatchView:
     keyed = {(r.node.node, r.node.gpu_uuid or r.node.device): r for r in rows}
-    nodes = tuple(NodeView(r.node.node, r.node.host, "10.0.0.1", True) for r in rows)
+    nodes = tuple(
+        NodeView(r.node.node, r.node.host, "10.0.0.1", True, r.node.simulated) for r in rows
+    )
     return WatchView(
         NOW, NOW - 100, nodes, keyed,
         findings={key: tuple(findings) for key in keyed} if findings else {},
@@ -139,12 +141,16 @@ def test_findings_schedule_budget_and_ends() -> None:
             ("gpu_lost", "fail", "confirmed"), ("slower_than_peers", "warn", "suspected")
         ]
     }  # fmt: skip
-    counts = {(s.labels["severity"], s.labels["state"]): s.value
+    counts = {(s.labels["severity"], s.labels["state"], s.labels["simulated"]): s.value
               for s in found["pichak_fleet_findings"]}  # fmt: skip
     assert counts == {
-        ("fail", "confirmed"): 2, ("warn", "suspected"): 2, ("fail", "suspected"): 0,
-        ("warn", "confirmed"): 0, ("info", "suspected"): 0, ("info", "confirmed"): 0,
+        ("fail", "confirmed", ""): 1, ("warn", "suspected", ""): 1, ("fail", "suspected", ""): 0,
+        ("warn", "confirmed", ""): 0, ("info", "suspected", ""): 0, ("info", "confirmed", ""): 0,
+        ("fail", "confirmed", "yes"): 1, ("warn", "suspected", "yes"): 1,
     }  # fmt: skip
+    marks = {(s.labels["node"], s.labels.get("simulated"))
+             for some in found.values() for s in some if "node" in s.labels}  # fmt: skip
+    assert marks == {("a", ""), ("b", "yes")}
     due = {(s.labels["node"], s.labels["depth"]): s.value - NOW
            for s in found["pichak_next_probe_due_timestamp_seconds"]}  # fmt: skip
     assert due == {("a", "light"): 60, ("a", "full"): 900, ("b", "light"): 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +19,7 @@ pytest.importorskip("plotly", reason="the extra `report` is not installed")
 
 from pichak_agent.messages import Job, Outcome, encode
 from pichak_coordinator.cli import app
+from pichak_coordinator.history_file import export_history, import_history
 from pichak_coordinator.records import Finding, NodeRecord, Point, Row
 from pichak_coordinator.report.charts import (
     GIB,
@@ -33,6 +35,8 @@ from pichak_coordinator.report.page import json_in_html
 from pichak_coordinator.simulated_fleet import drawn_fleet
 from pichak_coordinator.simulated_rounds import Clock, put_network, put_profile
 from pichak_coordinator.store import Store
+from pichak_coordinator.watch_memory import Memory
+from pichak_coordinator.watch_store import WatchStore
 from pichak_core.measurement import Fingerprint, Measurement, Reason, Unmeasured
 from pichak_core.plan import CONSTANT, Plan
 
@@ -161,6 +165,37 @@ def test_the_pick_is_that_of_compare(page: Page, fleet_store: Path) -> None:
 
 
 # -- charts -------------------------------------------------------------------------------------
+
+
+def test_the_page_counts_what_compare_counts(fleet_store: Path, tmp_path: Path) -> None:
+    """Also what only a network test after the profile, or a watch, knows of its nodes."""
+    path = tmp_path / "fleet.db"
+    with Store.open(fleet_store, read_only=True) as old, WatchStore.open(path) as store:
+        moved = tmp_path / "all.mpk"
+        export_history(old, moved, None)
+        import_history(store, moved)
+        profile = next(run for run in store.runs() if run.command == "fleet profile")
+        (node, device) = store.rows_of(profile.run)[0].key
+        held = Finding("slow_disk", "warn", "it is slow", state="confirmed", metric="disk.read")
+        uuid = store.rows_of(profile.run)[0].node.gpu_uuid
+        store.remember([], {(node, uuid or device): Memory(findings=(held,))})
+    shown = json.loads(call("fleet", "compare", "--store", path, "--json").stdout)
+    every = [f for n in shown["nodes"] for f in n["findings"]]
+    assert [f["evidence"]["seen_by"] for f in every if f["code"] == "slow_disk"] == ["fleet watch"]
+    words = call("fleet", "compare", "--store", path).stdout
+    assert "held open by the watch: it is slow" in " ".join(words.split())
+    made = tmp_path / "page.html"
+    call("fleet", "report", "--store", path, "--html", made)
+    text = " ".join(Page(made.read_text(encoding="utf-8")).text.split())
+    count = Counter((f["severity"], f["state"]) for f in every)
+    for severity in ("fail", "warn"):
+        assert f"confirmed {severity} {count[severity, 'confirmed']} " in text
+    assert f"suspected {count['fail', 'suspected'] + count['warn', 'suspected']} " in text
+    info = count["info", "confirmed"] + count["info", "suspected"]
+    assert (f"info {info} " in text) == (info > 0)
+    said = re.search(r"Findings \((\d+)(?:; (\d+) more in the same words)?\)", text)
+    assert said is not None
+    assert sum(int(n or 0) for n in said.groups()) == len(every)
 
 
 def row(ramp: Mapping[str, Any] | None = None, device: str = "cuda:0", **readings: Any) -> Row:

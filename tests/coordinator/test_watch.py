@@ -369,6 +369,8 @@ def test_busy_gpus_are_told_and_asked_again_and_are_no_failure(
 
     tally, told = watched(fleet, tmp_path / "fleet.db", hours=4, during={2.0: free})
     assert kinds(told) == ["joined", "busy"]
+    # Of the whole node, which has no device of its own.
+    assert {(t["device"], t["name"], t["host"]) for t in told} == {("", "g", "g")}
     assert tally.busy >= 2
     assert tally.failed == 0
     assert min(at for at, _, _ in fleet.jobs) >= START + 2 * HOUR

@@ -23,7 +23,7 @@ from pichak_coordinator.cli.common import (
     out,
     print_json,
 )
-from pichak_coordinator.cli.files import check_out, told_of_host
+from pichak_coordinator.cli.files import FileName, check_out, told_of_host
 from pichak_coordinator.cli.options import busy_options, workload_options
 from pichak_coordinator.cli.profile_request import profile_request
 from pichak_coordinator.cli.progress import Progress, ProgressLine
@@ -51,7 +51,7 @@ _DEVICE = re.compile(r"auto|all|cpu|cuda(:[0-9]+)?")
     "--out",
     "file",
     required=True,
-    type=click.Path(path_type=Path),
+    type=FileName(path_type=Path),
     metavar="FILE",
     help="The result's file; FILE.part while it is being written.",
 )

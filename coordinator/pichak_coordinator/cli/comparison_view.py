@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pichak_coordinator.changes import Change, by_node
 from pichak_coordinator.compare import Column, Comparison, Line, show
 from pichak_coordinator.records import Finding, Row
+from pichak_coordinator.stored_faults import SEEN_BY_WATCH
 from pichak_coordinator.text import printable, shortened
 from pichak_core.plan import Plan, Value
 
@@ -334,7 +335,8 @@ def _findings(rows: Sequence[Row], console: Console, *, of_measured: bool) -> No
 def certainty(finding: Finding) -> str:
     """How bad it is and how sure."""
     low = ", low confidence" if finding.confidence == "low" else ""
-    return f"{finding.severity}, {finding.state}{low}"
+    held = ", held open by the watch" if finding.evidence.get("seen_by") == SEEN_BY_WATCH else ""
+    return f"{finding.severity}, {finding.state}{low}{held}"
 
 
 def _title(console: Console, text: str, width: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pichak_coordinator.cli.common import EXIT_DONE, UserError, examples, json_option, print_json
-from pichak_coordinator.cli.files import check_out
+from pichak_coordinator.cli.files import FileName, check_out
 from pichak_coordinator.cli.options import open_store, store_option
 
 
@@ -25,7 +25,7 @@ from pichak_coordinator.cli.options import open_store, store_option
     "--out",
     "file",
     required=True,
-    type=click.Path(path_type=Path),
+    type=FileName(path_type=Path),
     metavar="FILE",
     help="Where to.",
 )

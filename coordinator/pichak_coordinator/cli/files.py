@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import click
 
 from pichak_coordinator.cli.common import UserError
+
+
+class FileName(click.Path):
+    """A file that a command writes. A name that ends as a folder's does is refused: `Path` would
+    drop that end, and write a file in the folder's place."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = os.fspath(value)
+        option = param.opts[0] if param is not None else "the file"
+        if not text:
+            raise UserError(f"{option} is empty; name a file")
+        if not Path(text).name or text.replace(os.sep, "/").rpartition("/")[2] in ("", ".", ".."):
+            raise UserError(f"{option} {text}: that is the name of a folder; name a file in it")
+        return super().convert(value, param, ctx)
 
 
 def check_out(file: Path, force: bool) -> None:

@@ -55,12 +55,13 @@ def compare(
     from pichak_coordinator.cli.comparison_forms import print_run_as
     from pichak_coordinator.cli.run_choice import chosen_run
     from pichak_coordinator.cli.run_view import Shown, print_run, run_as_dict
+    from pichak_coordinator.stored_faults import rows_as_known
 
     book = prices_of(prices)
     form = chosen_format(form, as_json)
     with open_store(store_path, read_only=True) as store:
         chosen = chosen_run(store.runs(), run)
-        rows = store.rows_of(chosen, curves=False)
+        rows = rows_as_known(store, chosen, curves=False)
         tell_unknown(book, rows)
         shown = Shown(sort, book, by, every)
         if form == "json":

@@ -105,7 +105,7 @@ def pick(
     from pichak_coordinator.cli.pick_view import print_team, print_team_as
     from pichak_coordinator.cli.run_choice import chosen_run
     from pichak_coordinator.pick_many import CannotPickError, pick_many
-    from pichak_coordinator.stored_faults import with_network_findings
+    from pichak_coordinator.stored_faults import rows_as_known
     from pichak_coordinator.stored_links import stored_links
 
     form = chosen_format(form, as_json)
@@ -113,7 +113,7 @@ def pick(
     wish = _wish(count, by, asked)
     with open_store(store_path, read_only=True) as store:
         chosen = chosen_run(store.runs(), run)
-        rows = with_network_findings(store, chosen, store.rows_of(chosen, curves=False))
+        rows = rows_as_known(store, chosen, curves=False)
         _check_names(wish, {n for row in rows for n in _names(row)})
         tell_unknown(book, rows)
         links = stored_links(store, list(dict.fromkeys(row.node.node for row in rows)))

@@ -135,6 +135,7 @@ def profile(
     SQLite file, and the next run says what changed.
     """
     from pichak_coordinator.cli.run_view import Shown, comparison_of
+    from pichak_coordinator.stored_faults import rows_as_known
 
     form = chosen_format(form, as_json)
     shown = Shown(sort, prices_of(prices), every=every)
@@ -154,7 +155,7 @@ def profile(
         _judge(store, run)
         rows = store.rows_of(run)
         tell_unknown(shown.prices, rows)
-        _present(store, run, rows, shown, form, timing, links)
+        _present(store, run, rows_as_known(store, run), shown, form, timing, links)
     if interrupted:
         click.echo("pichak: interrupted; what was measured is kept", err=True)
         return EXIT_INTERRUPTED

@@ -15,6 +15,7 @@ from pichak_coordinator.cli.common import (
     json_option,
     print_json,
 )
+from pichak_coordinator.cli.files import FileName
 from pichak_coordinator.cli.options import open_store, store_option
 from pichak_coordinator.cli.price_options import (
     by_option,
@@ -53,6 +54,7 @@ class _Sections(click.ParamType):  # type: ignore[type-arg]
     "--html",
     "html",
     required=True,
+    type=FileName(path_type=str),
     metavar="FILE",
     help="Where the page goes; - is standard output.",
 )
@@ -97,7 +99,7 @@ def report(
     from pichak_coordinator.report.content import content
     from pichak_coordinator.report.page import MissingExtraError, page
     from pichak_coordinator.report.writing import NotOursError, check_place, write_page
-    from pichak_coordinator.stored_faults import with_network_findings, with_watch_findings
+    from pichak_coordinator.stored_faults import rows_as_known
 
     if html == _STDOUT:
         if as_json:
@@ -112,9 +114,7 @@ def report(
         with open_store(store_path, read_only=True) as store, store.snapshot():
             chosen = chosen_run(store.runs(), run)
             found = store.run(chosen)
-            rows = with_network_findings(store, chosen, store.rows_of(chosen))
-            if chosen == chosen_run(store.runs(), ""):
-                rows = with_watch_findings(store, rows)
+            rows = rows_as_known(store, chosen)
             tell_unknown(book, rows)
             if found is None or not rows:
                 raise UserError(f"the run {chosen} has no node; `pichak fleet history` lists runs")

@@ -20,6 +20,7 @@ from pichak_coordinator.cli.common import (
     json_option,
     print_json,
 )
+from pichak_coordinator.cli.files import FileName
 from pichak_coordinator.cli.options import MOST_SEED, FiniteRange
 from pichak_coordinator.cli.schedule_options import budget_of, intervals_of
 from pichak_coordinator.cli.tables import chosen_format, format_option
@@ -103,7 +104,7 @@ _DRAWN = ("nodes", "fault_rate", "noise")
 @click.option(
     "--store",
     "store_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FileName(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="A new file for the history that the fleet leaves [default: none is kept].",
 )
@@ -223,7 +224,8 @@ def _policy(fleet: SimulatedFleet, every: Sequence[str], budget: str | None, see
 
 @contextmanager
 def _history(path: Path | None, begin: float, seed: int) -> Iterator[History | None]:
-    """A new history, removed again when the simulation does not come to its end."""
+    """A new history. It gets its name when it is whole: what a simulation that was killed leaves is
+    called after it, with ".part" behind."""
     from pichak_coordinator.database import StoreError, translated
     from pichak_coordinator.simulated_history import History
     from pichak_coordinator.simulated_rounds import Clock
@@ -232,19 +234,28 @@ def _history(path: Path | None, begin: float, seed: int) -> Iterator[History | N
     if path is None:
         yield None
         return
-    if path.exists():
-        raise UserError(
-            f"--store {path}: there is such a file; what is simulated goes into a new one"
-        )
+    part = path.with_name(f"{path.name}.part")
+    for there in (path, part):
+        if there.exists():
+            half = " of a simulation that was killed, or is under way" if there is part else ""
+            way = "; remove it, or name another" if half else ""
+            raise UserError(
+                f"--store {path}: there is {there.name}{half}{way}; what is simulated goes into a "
+                "new one"
+            )
     clock: Clock = Clock(begin)
     try:
-        with WatchStore.open(path, clock=clock) as store, translated(store.path):
+        with WatchStore.open(part, clock=clock) as store, translated(path):
             yield History(store, clock, seed)
+        for end in ("-wal", ""):  # a log is there where somebody looked into it meanwhile
+            beside = part.with_name(part.name + end)
+            if beside.exists():
+                beside.replace(path.with_name(path.name + end))
     except BaseException as error:
-        for name in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        for name in (part, *(part.with_name(part.name + end) for end in ("-wal", "-shm"))):
             name.unlink(missing_ok=True)
         if isinstance(error, StoreError):
-            raise UserError(str(error)) from error
+            raise UserError(str(error).replace(str(part), str(path))) from error
         raise
 
 

@@ -23,6 +23,7 @@ from pichak_coordinator.cli.common import (
     out,
     print_json,
 )
+from pichak_coordinator.cli.files import FileName
 from pichak_coordinator.cli.options import busy_options
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 @click.option(
     "--record",
     "record_to",
-    type=click.Path(path_type=Path),
+    type=FileName(path_type=Path),
     default=None,
     metavar="FILE",
     help="Write every raw answer of NVML to FILE, to attach to a report; measures nothing.",

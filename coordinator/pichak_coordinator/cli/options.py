@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pichak_coordinator.cli.common import Command, UserError
+from pichak_coordinator.cli.files import FileName
 
 if TYPE_CHECKING:
     from pichak_coordinator.store import Store
@@ -233,7 +234,7 @@ def store_option(command: Command) -> Command:
     return click.option(
         "--store",
         "store_path",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=FileName(dir_okay=False, path_type=Path),
         help="The history's file [default: $PICHAK_HOME/fleet.db or ~/.local/share/pichak/].",
     )(command)
 

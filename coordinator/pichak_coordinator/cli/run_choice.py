@@ -20,9 +20,7 @@ def chosen_run(runs: Sequence[Run], name: str) -> str:
     if not ids:
         raise UserError("no run is stored yet; `pichak fleet profile` makes one")
     if not name:
-        # A network test compares links, not machines, and a watch's probe is of some nodes only.
-        whole = (run.run for run in runs if run.command not in ("net", "fleet watch"))
-        return next(whole, ids[0])
+        return next((run.run for run in runs if run.compares), ids[0])
     named = [run.run for run in runs if run.settings.get("name") == name]
     matches = named or [run for run in ids if run.startswith(name)]
     if name in ids:

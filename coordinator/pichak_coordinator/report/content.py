@@ -100,7 +100,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Content:
-    """The whole page."""
+    """The whole page. `shared`: how many findings are on it in the words of another one."""
 
     title: str
     made: str
@@ -114,6 +114,7 @@ class Content:
     headings: tuple[tuple[str, str], ...]
     table: tuple[TableRow, ...]
     findings: tuple[Told, ...]
+    shared: int
     sections: tuple[Section, ...]
     left_out: str
     links: Chart
@@ -166,6 +167,7 @@ def content(
         headings=tuple((c.title, c.unit) for c in columns),
         table=tuple(_table_row(line, columns, anchors.get(line.row.key, "")) for line in lines),
         findings=tuple(told),
+        shared=sum(len(each.whom) - 1 for each in told),
         sections=tuple(made),
         left_out=_left_out(len(rows), len(made)),
         links=link_chart(directions(store, list(machines)), machines),
@@ -222,8 +224,10 @@ def _summary(rows: Sequence[Row], machines: Mapping[str, str]) -> list[tuple[str
     for severity in ("fail", "warn"):
         count = sum(f.severity == severity for f in sure)
         facts.append((f"confirmed {severity}", f"{count:,}"))
-    facts.append(("suspected", f"{len(found) - len(sure):,}"))
-    return facts
+    suspected = sum(f.state != "confirmed" and f.severity != "info" for f in found)
+    facts.append(("suspected", f"{suspected:,}"))
+    info = sum(f.severity == "info" for f in found)
+    return [*facts, ("info", f"{info:,}")] if info else facts
 
 
 def _simulated(rows: Sequence[Row]) -> str:
