@@ -43,7 +43,7 @@ class Sending:
         """As the options and RAY_ADDRESS say."""
         if address is not None and not address.strip():
             raise UserError(
-                "--address is empty: write HOST:PORT (Ray's default port is 6379) or 'auto', or "
+                "the address is empty: write HOST:PORT (Ray's default port is 6379) or 'auto', or "
                 "leave it out for a local Ray"
             )
         where = (os.environ.get("RAY_ADDRESS", "") if address is None else address).strip()
