@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,7 +22,11 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # How long an example takes says something of the machine, not of the code.
+hypothesis.settings.register_profile("timeless", deadline=None)
+hypothesis.settings.load_profile("timeless")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -36,10 +36,11 @@ _MAX_SAMPLES = 10**12
 _MAX_NAME = 200
 #: How many parts a reading has that was not measured.
 _UNMEASURED = 3
+_NUMBERS = frozenset((int, float))
 #: Samples and spread of what was read once.
 _ONCE = (1, None)
 
-MetricValues = tuple[str, float | None, str | None, str | None, str, float | None, int, str, str]
+PointValues = tuple[float | None, str | None, str, float | None, int, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,27 @@ class Parts:
                 bare[name] = parts
         return replace(self, readings=bare)
 
-    def metric_rows(self) -> list[MetricValues]:
-        """(metric, value, text, unmeasured, unit, spread, samples, suspect, source) a reading."""
-        return [_metric_row(parts) for parts in self.readings.values()]
+    def numbers(self) -> dict[str, float]:
+        """metric -> value of the readings that may judge later ones: numbers, none suspect."""
+        return {
+            parts[0]: float(parts[1])
+            for parts in self.readings.values()
+            if len(parts) > _UNMEASURED and type(parts[1]) in _NUMBERS and not parts[7]
+        }
+
+    def point(self, metric: str) -> PointValues | None:
+        """(value, text, unit, spread, samples, suspect, unmeasured, source) of one reading, as a
+        `Point` has them; None where it is not among these."""
+        parts = self.readings.get(metric)
+        if parts is None:
+            return None
+        if len(parts) == _UNMEASURED:
+            _, reason, said = parts
+            return None, None, "", None, 0, "", reason.value, said
+        _, value, unit, source, samples, spread, _, suspect, _, _ = parts
+        number = float(value) if type(value) in _NUMBERS else None
+        text = str(value) if number is None else None
+        return number, text, unit, spread, samples, suspect, "", source
 
 
 def read_outcome(data: bytes) -> Parts:
@@ -143,13 +162,3 @@ def _check(parts: ReadingParts) -> None:
         raise ValueError(f"{name}: a spread of {spread!r}")
     if not 0 <= samples <= _MAX_SAMPLES:
         raise ValueError(f"{name}: {samples!r} samples")
-
-
-def _metric_row(parts: ReadingParts) -> MetricValues:
-    if len(parts) == _UNMEASURED:
-        name, reason, said = parts
-        return name, None, None, reason.value, "", None, 0, "", said
-    name, value, unit, source, samples, spread, _, suspect, _, _ = parts
-    number = None if isinstance(value, (str, bool)) else float(value)
-    text = None if number is not None else str(value)
-    return name, number, text, None, unit, spread, samples, suspect, source

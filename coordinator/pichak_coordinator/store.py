@@ -315,7 +315,7 @@ class Store(Writer):
         if not new:
             return False
         where = (node, received, job_id, attempt, run, device, parts.gpu_uuid)
-        self._put_readings(where, parts)
+        self._put_numbers(where, parts)
         return True
 
     def _put_findings(self, run: str, node: str, device: str, found: Iterable[Finding]) -> None:

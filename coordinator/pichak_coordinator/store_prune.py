@@ -33,13 +33,8 @@ _OLD = (
     "SELECT run FROM runs WHERE started_unix < ? AND (? = '' OR command = ?) "  # noqa: S608
     f"AND run NOT IN ({_LAST_GOOD})"
 )
-_READINGS = (
-    "DELETE FROM readings WHERE id IN (SELECT r.id FROM reading_sets s CROSS JOIN readings r "
-    "ON r.id BETWEEN s.id * 65536 AND s.id * 65536 + 65535 WHERE "
-)
 _OF_RUN = (
-    _READINGS + "s.job_id IN (SELECT job_id FROM jobs WHERE run = ?))",  # noqa: S608
-    "DELETE FROM reading_sets WHERE job_id IN (SELECT job_id FROM jobs WHERE run = ?)",
+    "DELETE FROM outcome_numbers WHERE job_id IN (SELECT job_id FROM jobs WHERE run = ?)",
     "DELETE FROM outcomes WHERE job_id IN (SELECT job_id FROM jobs WHERE run = ?)",
     "DELETE FROM jobs WHERE run = ?",
     "DELETE FROM plans WHERE run = ?",
@@ -49,8 +44,7 @@ _OF_RUN = (
 )
 #: Outcomes whose job this store did not send.
 _UNASKED = (
-    _READINGS + "s.run IS NULL AND s.received_unix < ?)",
-    "DELETE FROM reading_sets WHERE run IS NULL AND received_unix < ?",
+    "DELETE FROM outcome_numbers WHERE run IS NULL AND received_unix < ?",
     "DELETE FROM outcomes WHERE received_unix < ? "
     "AND job_id IN (SELECT job_id FROM jobs WHERE run IS NULL)",
     "DELETE FROM jobs WHERE run IS NULL AND changed_unix < ? "
@@ -82,8 +76,6 @@ def prune(store: Store, keep_days: float, now: float, *, command: str = "") -> P
         with store.atomically():
             for statement in _OF_RUN:
                 store.insert(statement, (run,))
-    if runs:
-        store.forget_unused_names()
     return Pruned(len(runs), _prune_events(store, before))
 
 

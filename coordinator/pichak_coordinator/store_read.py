@@ -9,7 +9,6 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,6 @@ from pichak_core.plan import Plan
 
 _RUN = "run, started_unix, finished_unix, command, settings_json"
 _JOB = "job_id, run, node, device, kind, state, attempts, error"
-_POINT = (
-    "run, device, metric, received_unix, value, text, unit, spread, samples, suspect, "
-    "coalesce(unmeasured, ''), source, coalesce((SELECT simulated FROM outcomes o "
-    "WHERE o.job_id = metrics.job_id AND o.attempt = metrics.attempt), 0)"
-)
 _FINDING = "code, severity, sentence, evidence_json, state, confidence, metric"
 #: How many of a metric's latest readings a node is judged by.
 HISTORY_VALUES = 50
@@ -143,19 +137,38 @@ class Reader:
 
     def history(self, node: str, metric: str, *, device: str | None = None) -> list[Point]:
         """Every reading of one metric of one node, the oldest first."""
-        found = self._all(
-            f"SELECT {_POINT} FROM metrics WHERE node = ? AND metric = ? "
-            "AND (? IS NULL OR device = ?) ORDER BY received_unix, job_id, attempt",
-            node,
-            metric,
-            device,
-            device,
-        )
-        return [replace(p, simulated=bool(p.simulated)) for p in (Point(*r) for r in found)]
+        return self.histories(node, [metric], device=device)[metric]
+
+    def histories(
+        self, node: str, metrics: Iterable[str], *, device: str | None = None
+    ) -> dict[str, list[Point]]:
+        """metric -> every reading of it on a node, the oldest first."""
+        made: dict[str, list[Point]] = {metric: [] for metric in metrics}
+        for run, on, received, simulated, parts in self._outcomes_of(node, device):
+            for metric, points in made.items():
+                said = parts.point(metric)
+                if said is not None:
+                    points.append(Point(run, on, metric, received, *said, simulated))
+        return made
 
     def metric_names(self, node: str) -> list[str]:
         """Every metric that was ever read, or tried, on a node."""
-        return [r[0] for r in self._all("SELECT DISTINCT metric FROM metrics WHERE node = ?", node)]
+        found = self._outcomes_of(node, None)
+        return list(dict.fromkeys(name for *_, parts in found for name in parts.readings))
+
+    def _outcomes_of(
+        self, node: str, device: str | None
+    ) -> Iterator[tuple[str | None, str, float, bool, Parts]]:
+        """(run, device, when it was stored, whether it is simulated, what it holds) of each outcome
+        of a node that has readings, the oldest first."""
+        with self._lock, translated(self.path):
+            for run, on, received, simulated, data in self._db.execute(
+                "SELECT n.run, n.device, n.received_unix, simulated, data FROM outcome_numbers n "
+                "JOIN outcomes USING (job_id, attempt) WHERE n.node = ? "
+                "AND (? IS NULL OR device = ?) ORDER BY n.received_unix, job_id, attempt",
+                (node, device, device),
+            ):
+                yield run, on, received, bool(simulated), read_outcome(bytes(data))
 
     def earlier_values(
         self, run: str, rows: Iterable[Row] | None = None
@@ -173,14 +186,16 @@ class Reader:
         values: dict[tuple[str, str, str], list[float]] = {}
         for node, mine in devices.items():
             found = self._all(
-                "SELECT run, device, gpu_uuid, metric, value FROM metrics WHERE node = ? "
-                "AND value IS NOT NULL AND suspect = '' ORDER BY received_unix",
+                "SELECT run, device, gpu_uuid, numbers_json FROM outcome_numbers WHERE node = ? "
+                "ORDER BY received_unix",
                 node,
             )
-            for then, device, uuid, metric, value in found:
-                for row in mine if then in earlier else ():
-                    if same_device(row, device, uuid):
-                        values.setdefault((*row.key, metric), []).append(value)
+            for then, device, uuid, numbers in found:
+                keys = [row.key for row in mine if same_device(row, device, uuid)]
+                if keys and then in earlier:
+                    for metric, value in json.loads(numbers).items():
+                        for key in keys:
+                            values.setdefault((*key, metric), []).append(value)
         return {key: some[-HISTORY_VALUES:] for key, some in values.items()}
 
     def findings(self, run: str) -> dict[tuple[str, str], list[Finding]]:

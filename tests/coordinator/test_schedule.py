@@ -85,7 +85,7 @@ def run(
     return started, entries
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     budget=st.sampled_from([60.0, 200.0, 1500.0]),
     nodes=st.integers(1, 30),
@@ -106,7 +106,7 @@ def test_no_hour_exceeds_the_budget(budget: float, nodes: int, seed: int, sleeps
         assert inside <= budget
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 10))
 def test_intervals_stay_within_their_bounds(seed: int, nodes: int) -> None:
     base = {"light": 10 * MINUTE, "full": 4 * HOUR}
@@ -247,7 +247,7 @@ def test_the_hour_s_budget_is_spread_and_leaves_room_for_second_looks() -> None:
     assert made.look_again == 100.0 + HOUR
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     budget=st.sampled_from([60.0, 200.0, 1500.0]),
     nodes=st.integers(1, 30),

@@ -652,7 +652,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         # Each outcome came with its readings, in one transaction, and finished its job.
         count = "SELECT count(*) FROM "
         (outcomes,) = store._db.execute(count + "outcomes").fetchone()
-        (readings,) = store._db.execute(count + "metrics").fetchone()
+        (readings,) = store._db.execute(count + "outcome_numbers").fetchone()
         (done,) = store._db.execute(count + "jobs WHERE state = 'done'").fetchone()
         assert outcomes == readings == done >= len(acknowledged)
         assert store._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

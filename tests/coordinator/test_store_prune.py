@@ -66,7 +66,7 @@ def test_the_last_good_run_of_each_node_stays_whatever_its_age(store: WatchStore
     assert store.rows_of(second)[0].findings == (ECC,)
     put(store, 98, "a b")
     assert prune(store, 30.0, 100 * DAY).runs == 2
-    for table in ("jobs", "outcomes", "metrics", "findings", "run_nodes"):
+    for table in ("jobs", "outcomes", "outcome_numbers", "findings", "run_nodes"):
         (count,) = next(iter(store.each(f"SELECT count(*) FROM {table}")))
         assert count == 3, table
     assert list(store.each("PRAGMA foreign_key_check")) == []

@@ -178,7 +178,7 @@ def test_without_mountinfo_the_usual_places_are_read(tree: Tree) -> None:
     assert tree.cores(8)[0] == 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     levels=st.lists(
         st.tuples(

@@ -435,7 +435,7 @@ LINES = st.sampled_from(
 
 
 @given(lines=st.lists(LINES, max_size=8), sample=st.sampled_from([None, 3]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_file_crashes_the_profile_and_every_row_is_accounted_for(
     tmp_path_factory, lines, sample
 ):

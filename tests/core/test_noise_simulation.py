@@ -182,7 +182,7 @@ def test_no_signal_is_unbounded_above_nine_times_in_ten_or_more():
 numbers = st.one_of(st.just(0.0), st.floats(1e-45, 1e6), st.floats(-1e6, -1e-45))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 4).flatmap(
         lambda d: st.lists(

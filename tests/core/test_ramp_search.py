@@ -140,7 +140,7 @@ def monotone_memories(draw: st.DrawFn) -> tuple[list[int], list[int], int, int, 
     return allocated, [a + slack for a in allocated], budget, start, guess
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(monotone_memories(), st.booleans())
 @example(([10**9] * 300, [10**9] * 300, 5, 300, None), True)
 def test_never_two_more_than_doubling_and_bisecting(
@@ -160,7 +160,7 @@ def test_never_two_more_than_doubling_and_bisecting(
     assert len(ran) <= doubling_and_bisecting(edge, start, ceiling) + 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     knee=st.integers(0, 2000),
     per_row=st.integers(1, 10**7),
@@ -183,7 +183,7 @@ def test_an_optimizer_phase_above_the_small_sizes_does_not_mislead(
 
 
 # field case 3
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     per_row=st.integers(1, 10**6),
     base=st.integers(0, 10**8),

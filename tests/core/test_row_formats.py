@@ -295,7 +295,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_row_raises_and_none_is_dropped_unnamed(value):
     row = normalise(value)
     assert row.segments or row.defects

@@ -144,7 +144,7 @@ def test_rows_are_found_again_by_number(tmp_path, monkeypatch):
     ends_with_lf=st.booleans(),
     chunk=st.integers(1, 12),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_counting_agrees_with_reading(tmp_path_factory, lines, ends_with_lf, chunk):
     data = b"\n".join(lines) + (b"\n" if ends_with_lf else b"")
     path = write(tmp_path_factory.mktemp("c") / "f.txt", data)
@@ -172,7 +172,7 @@ JSON = st.recursive(
     chunk=st.integers(1, 40),
 )
 @example(rows=['a"\\', {"\\": "]}"}, [], None, 3], indent=None, ascii_only=True, chunk=1)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_an_array_is_cut_where_a_json_parser_cuts_it(rows, indent, ascii_only, chunk):
     data = json.dumps(rows, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     with pytest.MonkeyPatch.context() as patch:
@@ -295,7 +295,7 @@ SALAD = st.lists(
 
 
 @given(SALAD)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_bytes_crash_the_reader(tmp_path_factory, data):
     path = write(tmp_path_factory.getbasetemp() / "salad", data)
     try:

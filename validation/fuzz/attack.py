@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from pichak_agent.messages import Job, MessageError, Outcome, decode
 from pichak_coordinator.ingest import read_outcome
 from pichak_coordinator.store import Store
 
-TABLES = ("outcomes", "metrics", "findings", "jobs", "runs", "plans")
+TABLES = ("outcomes", "findings", "jobs", "runs", "plans")
 #: Messages in one transaction.
 BATCH = 200
 
@@ -26,7 +28,7 @@ def attack(path: Path, count: int, seed: int = 0) -> dict[str, Any]:
     kept: set[tuple[str, int]] = set()
     done: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    readings = 0
+    numbers = 0
     with Store.open(path) as store:
         batch: list[tuple[str, bytes]] = []
         messages = mutated(count, seed)
@@ -46,18 +48,18 @@ def attack(path: Path, count: int, seed: int = 0) -> dict[str, Any]:
                 key = (parts.outcome.job_id, parts.outcome.attempt)
                 if answer is (key in kept):
                     wrong.append(f"{what}: {key} is new: {answer}, but seen before: {key in kept}")
-                readings += len(parts.fingerprint) if key not in kept else 0
+                numbers += len(parts.numbers()) if key not in kept else 0
                 kept.add(key)
         counts = {table: _count(store, table) for table in TABLES}
-        if (counts["outcomes"], counts["metrics"]) != (len(kept), readings):
-            wrong.append(f"{counts} where {len(kept)} outcomes with {readings} readings were taken")
+        counts["numbers"] = sum(_numbers(store))
+        if (counts["outcomes"], counts["numbers"]) != (len(kept), numbers):
+            wrong.append(f"{counts} where {len(kept)} outcomes with {numbers} numbers were taken")
         if counts["findings"] or counts["plans"] or counts["runs"]:
             wrong.append(f"something of a job that nobody sent got into a run: {counts}")
         if next(iter(store.each("PRAGMA integrity_check"))) != ("ok",):
             wrong.append("the file is damaged")
-        for node in store.each("SELECT DISTINCT node FROM metrics"):
-            for metric in store.metric_names(node[0]):
-                store.history(node[0], metric)
+        for node in store.each("SELECT DISTINCT node FROM outcome_numbers"):
+            store.histories(node[0], store.metric_names(node[0]))
     return {
         "messages": count,
         "kinds": len(done),
@@ -85,6 +87,12 @@ def _decode_crashes(what: str, data: bytes) -> list[str]:
 
 def _count(store: Store, table: str) -> int:
     return int(next(iter(store.each(f"SELECT count(*) FROM {table}")))[0])
+
+
+def _numbers(store: Store) -> Iterator[int]:
+    """How many each outcome has."""
+    for (text,) in store.each("SELECT numbers_json FROM outcome_numbers"):
+        yield len(json.loads(text))
 
 
 def _peak_mb() -> float:

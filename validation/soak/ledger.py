@@ -87,5 +87,5 @@ def ends(store: Store) -> dict[str, Any]:
         "outcomes_by_status": dict(
             store.each("SELECT status, count(*) FROM outcomes GROUP BY 1 ORDER BY 1")
         ),
-        "metric_rows": next(iter(store.each("SELECT count(*) FROM metrics")))[0],
+        "outcomes_with_readings": next(iter(store.each("SELECT count(*) FROM outcome_numbers")))[0],
     }

@@ -44,10 +44,10 @@ def series_of(store: Reader, row: Row, metrics: Iterable[str]) -> list[Series]:
     """The history of the first `MOST_METRICS` of these that have one; what was tried less than
     twice has none."""
     made: list[Series] = []
-    for metric in metrics:
+    found = store.histories(row.node.node, metrics, device=row.node.device)
+    for metric, every in found.items():
         if len(made) == MOST_METRICS:
             break
-        every = store.history(row.node.node, metric, device=row.node.device)
         points = tuple(every[-MOST_POINTS:])
         if len(points) > 1:
             marked = tuple(_changes(row.node, points))
