@@ -36,6 +36,15 @@ _HOST: Mapping[str, tuple[str, str, str]] = {
     "disk_free_bytes": ("disk_free_bytes", "gauge", "free where results are kept"),
     "disk_total_bytes": ("disk_total_bytes", "gauge", "size of that file system"),
 }
+_CARD: Mapping[str, str] = {
+    "dedicated_bytes": "memory of the card that all programs use, by Windows' counters",
+    "shared_bytes": "system memory in the card's place, all programs, by Windows' counters",
+}
+_OWN: Mapping[str, str] = {
+    "dedicated_bytes": "memory of the card that a known process uses, by Windows' counters",
+    "shared_bytes": "system memory that stands in for the card or is pinned, of a known process",
+    "reserved_bytes": "memory that a known process's allocator holds, as it tells",
+}
 _GPU: Mapping[str, tuple[str, str]] = {
     "utilisation_percent": ("gauge", "time in which a kernel ran"),
     "sm_clock_mhz": ("gauge", "clock of the multiprocessors"),
@@ -79,6 +88,8 @@ def metrics_text(state: Mapping[str, Any]) -> str:
         _family(lines, f"gpu_{name}{suffix}", kind, text, [r for r in rows if r[1] is not None])
     lost = [(_labels(gpu), float(bool(gpu.get("lost")))) for gpu in gpus]
     _family(lines, "gpu_lost", "gauge", "whether NVML cannot read the GPU", lost)
+    if fresh:
+        _memory(lines, state, gpus)
     found = [
         ({n: f.get(n, "") for n in ("code", "severity", "state", "subject")}, 1.0)
         for f in state.get("findings") or []
@@ -93,6 +104,29 @@ def metrics_text(state: Mapping[str, Any]) -> str:
         if fresh and name in state:
             _family(lines, metric, kind, text, [({}, state[name])])
     return "\n".join(lines) + "\n"
+
+
+def _memory(lines: list[str], state: Mapping[str, Any], gpus: Iterable[Mapping[str, Any]]) -> None:
+    """What the system's own counters say, where it has them."""
+    counters = state.get("memory_counters")
+    if counters:
+        text = "whether Windows' GPU memory counters answer"
+        _family(lines, "gpu_memory_counters_up", "gauge", text, [({}, float(not counters["gap"]))])
+    by_uuid = {str(gpu.get("uuid")): _labels(gpu) for gpu in gpus}
+
+    def labels(row: Mapping[str, Any], *names: str) -> dict[str, object]:
+        uuid = str(row.get("uuid", ""))
+        of_gpu = by_uuid.get(uuid, {"gpu": "", "uuid": uuid, "name": ""})
+        return {**of_gpu, **{name: row.get(name, "") for name in names}}
+
+    for part, prefix, families, names in (
+        ("cards", "gpu_card", _CARD, ("pci_address",)),
+        ("own_memory", "gpu_process", _OWN, ("job", "pid", "source")),
+    ):
+        listed = state.get(part) or []
+        for name, text in families.items():
+            rows = [(labels(row, *names), row[name]) for row in listed if name in row]
+            _family(lines, f"{prefix}_{name}", "gauge", text, rows)
 
 
 def _family(

@@ -17,7 +17,7 @@ from pichak_agent.environment import MARK
 from pichak_agent.home import usable_root
 from pichak_agent.host_sampler import steady_seconds
 from pichak_agent.messages import Job, check_name
-from pichak_agent.readings import OwnUse
+from pichak_agent.readings import OwnUse, ProcessId
 from pichak_agent.told_use import read_use, remove_use
 from pichak_agent.use_teller import USE_FILE, telling
 from pichak_core.devices.processes import boot_id, started_at
@@ -70,10 +70,13 @@ class OwnJobs:
         for path in paths:
             pid, _, job = path.name.partition("-")
             with contextlib.suppress(OSError, ValueError):
-                if started_at(int(pid)) == path.read_text(encoding="utf-8"):
+                lister = ProcessId(int(pid), path.read_text(encoding="utf-8"))
+                if started_at(lister.pid) == lister.started:
                     listed.add(path.name)
                     told = self._use_folder / path.name
-                    found += read_use(told, job, steady_seconds=self._steady())
+                    for use in read_use(told, job, steady_seconds=self._steady()):
+                        # A training lists itself; of a job only its own process tells who it is.
+                        found.append(use if use.process else replace(use, process=lister))
         self._remove_left_over(listed)
         return tuple(found)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from pichak_core.devices import ProcessMemory
+from pichak_core.devices.nvml_codes import DRIVER_MODELS
 from pichak_core.plan import Scalar
 
 
@@ -67,6 +68,12 @@ class GpuReading:
         return f"GPU {self.index} ({self.facts.get('name', 'unnamed')})"
 
     @property
+    def pages(self) -> bool:
+        """Whether its driver says that it backs memory with the system's instead of refusing it."""
+        model = self.number("driver_model")
+        return model is not None and DRIVER_MODELS.get(int(model)) == "WDDM"
+
+    @property
     def key(self) -> str:
         """What makes it the same GPU at another time."""
         return self.uuid or f"gpu{self.index}"
@@ -76,14 +83,28 @@ class GpuReading:
         return {**made, "lost": self.lost} if self.lost else made
 
 
+class ProcessId(NamedTuple):
+    """One process: `started` differs when its number is given to another one."""
+
+    pid: int
+    started: str
+
+
+#: Who read the memory counters of a process: it did itself, in one moment with what its allocator
+#: holds; or the agent did, shortly before or after the process told that.
+TOLD, COUNTED = "read by the process itself", "read by the agent"
+
+
 @dataclass(frozen=True, slots=True)
 class OwnUse:
     """What a job of this agent uses of one GPU, or a training that the user made known. `uuid` is
     the GPU's, "" where the job may use any of them.
 
-    `processes` on the GPU, `held_bytes` of it (allocator and context) and `allocated_bytes` are
-    None where the job does not say; so are `held_bytes` and `memory`, the system's own counters,
-    everywhere but on Windows. `seconds_per_step` is the last that it told.
+    `processes` on the GPU, `held_bytes` of it (allocator and context), `allocated_bytes` and
+    `reserved_bytes` of its allocator are None where the job does not say; so are `held_bytes` and
+    `memory`, the system's own counters, everywhere but on Windows. `memory_source` says who read
+    those (`TOLD` or `COUNTED`), "" where nobody did. `seconds_per_step` is the last that it told.
+    `process` tells, at `told_steady`; None where that is not known, and no part of what is equal.
     """
 
     uuid: str = ""
@@ -93,6 +114,42 @@ class OwnUse:
     allocated_bytes: int | None = None
     seconds_per_step: float | None = None
     memory: ProcessMemory | None = None
+    reserved_bytes: int | None = None
+    memory_source: str = ""
+    process: ProcessId | None = field(default=None, compare=False)
+    told_steady: float | None = field(default=None, compare=False)
+
+    def memory_as_dict(self) -> dict[str, Any]:
+        """Its counters, JSON-ready; empty where nobody read them."""
+        if self.memory is None:
+            return {}
+        made: dict[str, Any] = {"job": self.job, "uuid": self.uuid}
+        if self.process is not None:
+            made["pid"] = self.process.pid
+        made |= {
+            "dedicated_bytes": self.memory.dedicated,
+            "shared_bytes": self.memory.shared,
+            "source": self.memory_source,
+        }
+        reserved = self.memory.reserved
+        return made if reserved is None else {**made, "reserved_bytes": reserved}
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """What all programs together use of one card by the system's own counters: `dedicated_bytes` on
+    it, `shared_bytes` of system memory in its place; None where they do not say. `uuid` is ""
+    where NVML has not named the card at `pci_address`."""
+
+    pci_address: str
+    uuid: str = ""
+    dedicated_bytes: int | None = None
+    shared_bytes: int | None = None
+
+    def as_dict(self) -> dict[str, Scalar]:
+        """JSON-ready; what was not read is left out."""
+        pairs = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in pairs if value not in (None, "")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +158,9 @@ class Reading:
 
     `gpus` is empty while NVML has not answered; `nvml_gap` says why it does not (with the reason's
     name in `nvml_reason`), and `fresh_gap` that a process which starts now could not open it.
-    `full`: the GPUs' facts were read for this reading. `own` are this agent's jobs.
+    `full`: the GPUs' facts were read for this reading. `own` are this agent's jobs. `cards` is what
+    Windows' counters said of each card since the last reading, `counters_gap` why they say nothing;
+    elsewhere both are empty.
     """
 
     at_unix: float
@@ -113,6 +172,8 @@ class Reading:
     fresh_gap: str = ""
     full: bool = False
     own: tuple[OwnUse, ...] = ()
+    cards: tuple[CardUse, ...] = ()
+    counters_gap: str = ""
 
     def own_on(self, gpu: GpuReading) -> list[OwnUse]:
         """The jobs of this agent that use, or may use, the GPU. One whose GPU is not among those
@@ -130,7 +191,12 @@ class Reading:
             "gpus": [gpu.as_dict() for gpu in self.gpus],
             "own_jobs": len({use.job for use in self.own}),
         }
-        for name in ("nvml_gap", "fresh_gap"):
+        if self.cards:
+            made["cards"] = [card.as_dict() for card in self.cards]
+        memory = [told for use in self.own if (told := use.memory_as_dict())]
+        if memory:
+            made["own_memory"] = memory
+        for name in ("nvml_gap", "fresh_gap", "counters_gap"):
             if getattr(self, name):
                 made[name] = getattr(self, name)
         return made

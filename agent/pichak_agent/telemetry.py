@@ -13,19 +13,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pichak_agent.counted_memory import CountedMemory
+from pichak_agent.counter_keeper import CounterKeeper
 from pichak_agent.host_sampler import HostSampler, steady_seconds
 from pichak_agent.locks import FileLock
+from pichak_agent.memory_state import memory_state, wsl2_gap
 from pichak_agent.metrics_text import metrics_text
 from pichak_agent.nvml_keeper import NvmlKeeper
 from pichak_agent.own_jobs import OwnJobs, telemetry_folder
 from pichak_agent.readings import OwnUse, Reading
 from pichak_agent.watch import Watch
 from pichak_agent.watch_rules import RULES
+from pichak_core.devices import gpu_counter_session
 from pichak_core.devices.host import Host, this_host
 from pichak_core.devices.nvml_session import NvmlSession
+from pichak_core.devices.windows_child import CounterSession
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,13 +49,16 @@ _STATE_SECONDS = 10.0
 STALE_SECONDS = 90.0
 _COST_SECONDS = 60.0
 _SCHEMA = 1
+#: Starts the process that reads the system's GPU memory counters; None where there are none.
+_COUNTERS = gpu_counter_session()
 
 
 class Telemetry:
     """Samples this node from `start()` to `stop()`, or reads the state of the process that does.
 
     `home` is the root that every agent of the node shares. `start_nvml` makes the session that
-    reads NVML, None for a node without. `own` tells which jobs of the node's agents run at that
+    reads NVML, None for a node without; `start_counters` the one that reads Windows' GPU memory
+    counters, None elsewhere. `own` tells which jobs of the node's agents run at that
     moment (by default `OwnJobs`).
     """
 
@@ -59,6 +68,7 @@ class Telemetry:
         *,
         host: Host | None = None,
         start_nvml: Callable[[], NvmlSession] | None = NvmlSession,
+        start_counters: Callable[[], CounterSession] | None = _COUNTERS,
         own: Callable[[], Iterable[OwnUse]] | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
         ring_readings: int = RING_READINGS,
@@ -70,8 +80,15 @@ class Telemetry:
         self._file_lock = FileLock(self.folder / "lock")
         self._own = OwnJobs(home).uses if own is None else own
         self._clock, self._steady = clock, steady
-        self._sampler = HostSampler(host or this_host(), home, clock=clock, steady=steady)
+        host = host or this_host()
+        self._sampler = HostSampler(host, home, clock=clock, steady=steady)
         self._keeper = None if start_nvml is None else NvmlKeeper(start_nvml, clock=steady)
+        self._counters: CounterKeeper | None = None
+        self._memory: CountedMemory | None = None
+        if start_counters is not None:
+            self._counters = CounterKeeper(start_counters, clock=steady)
+            self._memory = CountedMemory(self._counters)
+        self._counters_gap = wsl2_gap(host) if start_nvml and not start_counters else ""
         self._watch = Watch(RULES)
         self._ring: deque[Reading] = deque(maxlen=ring_readings)
         self._lock = threading.Lock()
@@ -186,26 +203,29 @@ class Telemetry:
         now, steady, host = self._sampler.read()
         own = tuple(self._own())
         keeper = self._keeper
-        if keeper is None:
-            return Reading(now, steady, host, own=own)
-        answer = keeper.poll()
-        return Reading(
-            now,
-            steady,
-            host,
-            () if answer is None else answer.gpus,
-            keeper.gap,
-            keeper.reason,
-            keeper.fresh_gap,
-            answer is not None and answer.full,
-            own,
-        )
+        answer = None if keeper is None else keeper.poll()
+        gpus = () if answer is None else answer.gpus
+        reading = Reading(now, steady, host, gpus, own=own)
+        if keeper is not None:
+            reading = replace(
+                reading,
+                nvml_gap=keeper.gap,
+                nvml_reason=keeper.reason,
+                fresh_gap=keeper.fresh_gap,
+                full=answer is not None and answer.full,
+            )
+        if self._memory is not None:
+            own, cards = self._memory.read(own, gpus)
+            gap = self._memory.keeper.gap
+            reading = replace(reading, own=own, cards=cards, counters_gap=gap)
+        return reading
 
     def _pace(self, steady: float) -> None:
         """Set the interval by what the last minute's readings cost."""
         keeper = self._keeper
-        starting = keeper.starting_cpu_seconds if keeper else 0.0
-        total = self._own_cpu + (keeper.cpu_seconds if keeper else 0.0)
+        keepers = [each for each in (keeper, self._counters) if each is not None]
+        starting = sum(each.starting_cpu_seconds for each in keepers)
+        total = self._own_cpu + sum(each.cpu_seconds for each in keepers)
         # What happens once, or a few times an hour, sets no pace.
         running = total - starting - self._first_cpu
         self._costs.append((steady, running - self._running_cpu))
@@ -236,8 +256,9 @@ class Telemetry:
         return taken
 
     def _give_up(self) -> None:
-        if self._keeper is not None:
-            self._keeper.close()
+        for keeper in (self._keeper, self._counters):
+            if keeper is not None:
+                keeper.close()
         self._file_lock.release()
 
     def _state(self) -> dict[str, Any]:
@@ -259,6 +280,7 @@ class Telemetry:
                 "system": dict(keeper.system) if keeper else {},
                 "incidents": [list(each) for each in keeper.incidents] if keeper else [],
             },
+            **memory_state(self._ring, self._counters, self._counters_gap),
             "gaps": dict(self._sampler.gaps),
             "problems": list(self._problems),
             "latest": latest.as_dict() if latest else None,

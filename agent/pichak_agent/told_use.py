@@ -15,7 +15,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pichak_agent.readings import OwnUse
+from pichak_agent.readings import TOLD, OwnUse, ProcessId
 from pichak_core.devices import ProcessMemory
 
 #: Figures that are older say nothing about now.
@@ -25,7 +25,13 @@ _MOST_GPUS = 64
 _MOST_MEMORY = 2**50
 _LONGEST_STEP_SECONDS = 7 * 86400.0
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
-_COUNTS = {"processes": 10_000, "held_bytes": _MOST_MEMORY, "allocated_bytes": _MOST_MEMORY}
+_MOST_PID, _LONGEST_START = 2**32, 64
+_COUNTS = {
+    "processes": 10_000,
+    "held_bytes": _MOST_MEMORY,
+    "allocated_bytes": _MOST_MEMORY,
+    "reserved_bytes": _MOST_MEMORY,
+}
 _MEMORY = {field.name: field.name.startswith("card_") for field in fields(ProcessMemory)}
 
 
@@ -39,18 +45,23 @@ def write_use(
     *,
     steady_seconds: float,
     seconds_per_step: float | None = None,
+    process: ProcessId | None = None,
 ) -> None:
-    """Tell `gpus`, one for each GPU that the process uses, as of `steady_seconds` (a clock that all
+    """Tell `gpus`, one for each GPU that `process` uses, as of `steady_seconds` (a clock that all
     processes of the machine share); `OSError` when it cannot be written."""
     made: dict[str, Any] = {
         "steady_seconds": steady_seconds,
         "gpus": [
-            {name: value for name, value in asdict(use).items() if value is not None}
-            for use in (replace(use, job="", seconds_per_step=None) for use in gpus)
+            {
+                name: value
+                for name, value in asdict(use).items()
+                if value is not None and name in ("uuid", "memory", *_COUNTS)
+            }
+            for use in gpus
         ],
     }
-    for each in made["gpus"]:
-        del each["job"]
+    if process is not None:
+        made["process"] = list(process)
     if seconds_per_step is not None:
         made["seconds_per_step"] = seconds_per_step
     part = _part(path)
@@ -70,12 +81,16 @@ def read_use(path: Path, job: str, *, steady_seconds: float) -> tuple[OwnUse, ..
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             return nothing
-        at, step, gpus = _parse(json.loads(data))
+        at, step, process, gpus = _parse(json.loads(data))
     except (OSError, ValueError, RecursionError):
         return nothing
     if not -1.0 <= steady_seconds - at <= FRESH_SECONDS:
-        return tuple(OwnUse(use.uuid, job) for use in gpus) or nothing
-    return tuple(replace(use, job=job, seconds_per_step=step) for use in gpus or nothing)
+        old = tuple(OwnUse(use.uuid, job, process=process) for use in gpus)
+        return old or (OwnUse(job=job, process=process),)
+    return tuple(
+        replace(use, job=job, seconds_per_step=step, process=process, told_steady=at)
+        for use in gpus or nothing
+    )
 
 
 def remove_use(path: Path) -> None:
@@ -89,15 +104,25 @@ def _part(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def _parse(told: Any) -> tuple[float, float | None, list[OwnUse]]:
-    _check(isinstance(told, dict) and set(told) <= {"steady_seconds", "seconds_per_step", "gpus"})
+def _parse(told: Any) -> tuple[float, float | None, ProcessId | None, list[OwnUse]]:
+    known = {"steady_seconds", "seconds_per_step", "process", "gpus"}
+    _check(isinstance(told, dict) and set(told) <= known)
     at, gpus = told.get("steady_seconds"), told.get("gpus")
     _check(_is_number(at) and isinstance(gpus, list) and len(gpus) <= _MOST_GPUS)
     step = told.get("seconds_per_step")
     _check(step is None or (_is_number(step) and 0 < step <= _LONGEST_STEP_SECONDS))
     uses = [_use(each) for each in gpus]
     _check(len({use.uuid for use in uses}) == len(uses))
-    return float(at), None if step is None else float(step), uses
+    process = _process(told["process"]) if "process" in told else None
+    return float(at), None if step is None else float(step), process, uses
+
+
+def _process(told: Any) -> ProcessId:
+    _check(isinstance(told, list) and len(told) == 2)
+    pid, started = told
+    _check(_is_count(pid, _MOST_PID) and isinstance(started, str))
+    _check(0 < len(started) <= _LONGEST_START)
+    return ProcessId(pid, started)
 
 
 def _use(told: Any) -> OwnUse:
@@ -106,7 +131,9 @@ def _use(told: Any) -> OwnUse:
     _check(isinstance(uuid, str) and _UUID.fullmatch(uuid) is not None)
     counts = {name: told[name] for name in _COUNTS if name in told}
     _check(all(_is_count(value, _COUNTS[name]) for name, value in counts.items()))
-    return OwnUse(uuid=uuid, memory=None if memory is None else _memory(memory), **counts)
+    if memory is None:
+        return OwnUse(uuid=uuid, **counts)
+    return OwnUse(uuid=uuid, memory=_memory(memory), memory_source=TOLD, **counts)
 
 
 def _memory(told: Any) -> ProcessMemory:

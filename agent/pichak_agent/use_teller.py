@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from pichak_agent.host_sampler import steady_seconds
-from pichak_agent.readings import OwnUse
+from pichak_agent.readings import TOLD, OwnUse, ProcessId
 from pichak_agent.told_use import write_use
 from pichak_core.devices import Backend, gpu_memory_reader
-from pichak_core.devices.processes import children, command_line
+from pichak_core.devices.processes import children, command_line, started_at
 from pichak_core.devices.torch_backend import backend_for
 
 #: The job parameter by which the agent says where to tell; no kind's own.
@@ -63,7 +63,9 @@ def gpu_uses(
                 processes=1 if alone else None,
                 held_bytes=memory.dedicated if memory else None,
                 allocated_bytes=int(cuda.memory_allocated(index)),
+                reserved_bytes=int(cuda.memory_reserved(index)),
                 memory=memory,
+                memory_source=TOLD if memory else "",
             )
         )
     return uses
@@ -89,7 +91,10 @@ class UseTeller:
         self._interval = interval_seconds
         self._alone = False
         self._tells = 0
+        started = started_at(os.getpid())
+        self._process = None if started is None else ProcessId(os.getpid(), started)
         self._ended = threading.Event()
+        self._telling = threading.Lock()
         self.seconds_per_step: float | None = None
 
     def run(self) -> None:
@@ -108,6 +113,10 @@ class UseTeller:
     def tell(self) -> None:
         """Tell once, if there is anything to tell. Raises what torch raises; nothing is written
         then."""
+        with self._telling:  # its thread may be at it
+            self._tell()
+
+    def _tell(self) -> None:
         torch = self._find_torch()
         if self._tells % _LOOK_EVERY == 0:
             self._alone = self._is_alone()
@@ -119,6 +128,7 @@ class UseTeller:
                 gpus,
                 steady_seconds=self._steady(),
                 seconds_per_step=self.seconds_per_step,
+                process=self._process,
             )
 
 

@@ -11,6 +11,8 @@ from pichak_agent.watch import Key, Sign
 from pichak_agent.watch_past import Window
 from pichak_core.measurement import Reason
 
+#: A driver that is restarted takes its counters along for a moment.
+_SILENT_SECONDS = 20.0
 _RESTART = (
     "if the host still sees its GPUs (nvidia-smi there), recreate this container: a reload of the "
     "host's services takes a container's right to them"
@@ -56,6 +58,23 @@ def nvml(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: ARG
             f"({now.fresh_gap}); {_RESTART}",
             evidence,
         )
+
+
+def counters(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: ARG001
+    """A driver that pages, and counters that do not say whether it does."""
+    now = window.now
+    pages = [seen[-1].gpu for seen in window.gpus.values() if seen[-1].gpu.pages]
+    if not pages or not all(reading.counters_gap for reading in window.since(_SILENT_SECONDS)):
+        return
+    names = ", ".join(gpu.name for gpu in pages)
+    yield Sign(
+        "spill_unknown",
+        "warn" if any(now.own_on(gpu) for gpu in pages) else "info",
+        "",
+        f"{names}: Windows moves memory off the card instead of refusing it, and its counters do "
+        f"not say whether it did ({now.counters_gap})",
+        {"at_unix": now.at_unix},
+    )
 
 
 def cards(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: ARG001

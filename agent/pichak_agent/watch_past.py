@@ -82,8 +82,9 @@ def growth(points: Sequence[tuple[float, float]]) -> Growth | None:
 
 @dataclass
 class JobPast:
-    """How a job of this agent began on a GPU: its first memory counters; and its pace: the last
-    step times, each told once, and the best median of `PACE_STEPS` in a row."""
+    """How a job of this agent began on a GPU: its first memory counters (the first with what its
+    allocator held, where that is told); and its pace: the last step times, each told once, and the
+    best median of `PACE_STEPS` in a row."""
 
     began: Reading
     memory: ProcessMemory | None = None
@@ -92,8 +93,11 @@ class JobPast:
     best: Seen | None = None
 
     def take(self, use: OwnUse, at: Reading) -> None:
-        if self.memory is None and use.memory is not None:
-            self.memory, self.memory_at = use.memory, at.at_unix
+        memory = use.memory
+        if memory is not None and (
+            self.memory is None or (self.memory.reserved is None and memory.reserved is not None)
+        ):
+            self.memory, self.memory_at = memory, at.at_unix
         step = use.seconds_per_step
         if step is None or (self.steps and step == self.steps[-1]):
             return

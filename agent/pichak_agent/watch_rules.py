@@ -9,6 +9,7 @@ from pichak_agent.watch import Rule
 
 RULES: Sequence[Rule] = (
     watch_devices.nvml,
+    watch_devices.counters,
     watch_devices.cards,
     watch_gpu.slowed,
     watch_gpu.power_limit,
@@ -52,6 +53,7 @@ CODES = frozenset(
         "nvml_hung",
         "nvml_lost",
         "oom_kill",
+        "spill_unknown",
         "throughput_collapse",
     }
 )

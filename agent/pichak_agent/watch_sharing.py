@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Sequence
 from pichak_agent.readings import GpuReading, OwnUse, Reading
 from pichak_agent.watch import Key, Sign
 from pichak_agent.watch_past import GpuSeen, Window
-from pichak_core.devices.nvml_codes import DRIVER_MODELS
+from pichak_core.plan import Scalar
 from pichak_core.tune.spill import SPILL_FACTOR, spill_between
 
 GIB = 2**30
@@ -94,14 +94,16 @@ def spill(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: AR
     for (job, uuid), past in window.jobs.items():
         uses = [(r, use) for r in window.since(window.lasting_seconds) for use in _of(r, job, uuid)]
         gpu = _gpu(window, uuid)
+        subject = gpu.key if gpu else uuid
         name = gpu.name if gpu else "the GPU"
         yield from _above_physical(uses, gpu, job)
-        after = [use.memory for _, use in uses if use.memory is not None][-3:]
+        known = [(r, use.memory, use.memory_source) for r, use in uses if use.memory is not None]
+        after = [memory for _, memory, _ in known[-3:]]
         if past.memory is None or len(after) < 3:
             continue
         told = [spill_between(past.memory, each) for each in after]
-        last = after[-1]
-        evidence = {
+        at, last, source = known[-1]
+        figures: dict[str, Scalar | None] = {
             "before_unix": past.memory_at,
             "before_dedicated_bytes": past.memory.dedicated,
             "before_shared_bytes": past.memory.shared,
@@ -109,14 +111,16 @@ def spill(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: AR
             "dedicated_bytes": last.dedicated,
             "shared_bytes": last.shared,
             "reserved_bytes": last.reserved,
-            "at_unix": window.now.at_unix,
+            "source": source,
+            "at_unix": at.at_unix,
         }
+        evidence = {key: value for key, value in figures.items() if value not in (None, "")}
         if all(each.kind == "spill" for each in told):
             moved = min(each.moved_bytes or 0 for each in told)
             yield Sign(
                 "gpu_spill",
                 "fail",
-                uuid,
+                subject,
                 f"{name}: {moved / GIB:.1f} GiB of the job {job} lie in system memory instead of "
                 "on the card, and no allocation was refused",
                 {**evidence, "moved_bytes": moved},
@@ -126,7 +130,7 @@ def spill(window: Window, active: Container[Key]) -> Iterator[Sign]:  # noqa: AR
             yield Sign(
                 "gpu_pushed_out",
                 "warn",
-                uuid,
+                subject,
                 f"{name}: {pushed / GIB:.1f} GiB of other programs were pushed into system memory "
                 f"since the job {job} began",
                 {**evidence, "others_bytes": pushed},
@@ -141,8 +145,7 @@ def pace(window: Window, active: Container[Key]) -> Iterator[Sign]:
         if now is None or best is None or now < best.value * (1.3 if there else SPILL_FACTOR):
             continue
         gpu = _gpu(window, uuid)
-        model = gpu.number("driver_model") if gpu else None
-        pages = model is not None and DRIVER_MODELS.get(int(model)) == "WDDM"
+        pages = gpu is not None and gpu.pages
         hint = "; this driver pages instead of refusing memory" if pages else ""
         yield Sign(
             "throughput_collapse",
@@ -220,5 +223,7 @@ def _of(reading: Reading, job: str, uuid: str) -> list[OwnUse]:
 
 
 def _gpu(window: Window, uuid: str) -> GpuReading | None:
-    seen = window.gpus.get(uuid, ())
+    """The GPU of a job; the only one where the job does not say."""
+    every = window.gpus
+    seen = next(iter(every.values())) if not uuid and len(every) == 1 else every.get(uuid, ())
     return seen[-1].gpu if seen else None

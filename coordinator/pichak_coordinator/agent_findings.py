@@ -43,6 +43,7 @@ CODES = frozenset(
         "nvml_hung",
         "nvml_lost",
         "oom_kill",
+        "spill_unknown",
         "throughput_collapse",
     }
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from pichak_core.devices.windows_child import CounterSession
     from pichak_core.measurement import Unmeasured
 
 
@@ -34,14 +35,15 @@ class Peak:
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """What the system's own counters say this process uses of a GPU, in bytes: on the card
+    """What the system's own counters say a process uses of a GPU, in bytes: on the card
     (`dedicated`), and in system memory that stands in for the card (`shared`); and what the
-    allocator had `reserved` at that moment. `card_dedicated` and `card_shared` are all programs'
-    together, None where the system does not say."""
+    allocator had `reserved` at that moment, None where the process does not tell.
+    `card_dedicated` and `card_shared` are all programs' together, None where the system does not
+    say."""
 
     dedicated: int
     shared: int
-    reserved: int
+    reserved: int | None
     card_dedicated: int | None = None
     card_shared: int | None = None
 
@@ -128,3 +130,13 @@ def gpu_memory_reader(
         return gpu_memory(address[0])
 
     return read
+
+
+def gpu_counter_session() -> Callable[[], CounterSession] | None:
+    """Starts the process that reads the system's counters of all cards and of any process; None
+    where the system has none."""
+    if _sys.platform != "win32":
+        return None
+    from pichak_core.devices.windows_child import CounterSession
+
+    return CounterSession

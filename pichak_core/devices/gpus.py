@@ -23,9 +23,10 @@ from pichak_core.plan import Scalar
 
 # Isolated from the working folder (a user's own json.py), then given this process's own path.
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from pichak_core.devices.nvml_child import main; main(sys.argv[1:])"
+    "import sys, json, importlib; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "importlib.import_module(sys.argv.pop(1)).main(sys.argv[1:])"
 )
+_NVML = "pichak_core.devices.nvml_child"
 
 
 @dataclass
@@ -137,12 +138,17 @@ class LiveGpu:
 
 
 def start_child(
-    arguments: list[str], *, stdin: int = subprocess.DEVNULL, quiet: bool = False
+    arguments: list[str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    quiet: bool = False,
+    module: str = _NVML,
 ) -> subprocess.Popen[bytes]:
-    """The process that reads NVML, with `nvml_child.main`'s arguments; `quiet` drops its stderr."""
+    """The process that reads NVML, with `nvml_child.main`'s arguments, or another `module` that has
+    a `main`; `quiet` drops its stderr."""
     path = [entry or str(Path.cwd()) for entry in sys.path]
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", _BOOT, json.dumps(path), *arguments],
+        [sys.executable, "-I", "-c", _BOOT, json.dumps(path), module, *arguments],
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if quiet else subprocess.PIPE,

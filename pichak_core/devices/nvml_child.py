@@ -180,7 +180,7 @@ def serve(
 def _serve(arguments: Sequence[str]) -> None:
     """On stdin and stdout; with an argument, from the recording in that file."""
     if not arguments:
-        serve(load(), sys.stdin, _write)
+        serve(load(), sys.stdin, write_record)
         return
     from pichak_core.devices.nvml_recording import load_recording
 
@@ -188,7 +188,7 @@ def _serve(arguments: Sequence[str]) -> None:
     serve(
         Player([*recording.start, *(event for events in recording.rounds for event in events)]),
         sys.stdin,
-        _write,
+        write_record,
         recording.text("nvml_library") or "",
         recording.text("kernel_module") or "",
     )
@@ -247,25 +247,26 @@ def main(arguments: Sequence[str]) -> None:
             return
         nvml = load()
     except ImportError as error:
-        _write({"gap": to_wire(Unmeasured("nvml", Reason.NOT_INSTALLED, str(error)))})
+        write_record({"gap": to_wire(Unmeasured("nvml", Reason.NOT_INSTALLED, str(error)))})
         return
     if arguments[0] == "read":
         for made in records(nvml, int(arguments[1])):
-            _write(made)
+            write_record(made)
     elif arguments[0] == "record":
-        record(nvml, int(arguments[1]), float(arguments[2]), _write)
+        record(nvml, int(arguments[1]), float(arguments[2]), write_record)
     elif arguments[0] == "use":
-        use(nvml, int(arguments[1]), float(arguments[2]), _write)
+        use(nvml, int(arguments[1]), float(arguments[2]), write_record)
     elif start(nvml) is None:
         lost = False
         while not lost:  # a lost GPU is not touched again
             gpu = read_gpu(nvml, int(arguments[1]), live_only=True)
             lost = gpu.lost is not None
-            _write({"gpu": gpu_to_wire(gpu)})
+            write_record({"gpu": gpu_to_wire(gpu)})
             time.sleep(float(arguments[2]))
 
 
-def _write(made: dict[str, Any]) -> None:
+def write_record(made: dict[str, Any]) -> None:
+    """A line on stdout; the end where nobody listens."""
     line = json.dumps(made).encode() + b"\n"
     try:
         while line:

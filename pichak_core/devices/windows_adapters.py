@@ -100,7 +100,7 @@ def luids_of_card(adapters: Sequence[Adapter], pci_bus_id: str) -> frozenset[Lui
     nvidia = [one for one in adapters if one.vendor == NVIDIA]
     cards = {one.address for one in nvidia if one.address is not None}
     if pci_bus_id:
-        wanted = _address(pci_bus_id)
+        wanted = pci_address(pci_bus_id)
     elif len(cards) == 1:
         wanted = next(iter(cards))
     else:
@@ -111,7 +111,7 @@ def luids_of_card(adapters: Sequence[Adapter], pci_bus_id: str) -> frozenset[Lui
         )
     found = frozenset(one.luid for one in nvidia if one.address == wanted)
     if not found:
-        listed = ", ".join(sorted(_text(address) for address in cards)) or "none"
+        listed = ", ".join(sorted(address_text(address) for address in cards)) or "none"
         return unknown(
             Reason.NO_DEVICE,
             f"no NVIDIA graphics adapter at PCI {pci_bus_id} (listed: {listed}); a card in TCC "
@@ -160,7 +160,9 @@ def _check(call: str, status: int) -> None:
         raise OSError(f"{call} failed with NTSTATUS 0x{status & 0xFFFFFFFF:08X}")
 
 
-def _address(pci_bus_id: str) -> tuple[int, int, int]:
+def pci_address(pci_bus_id: str) -> tuple[int, int, int]:
+    """Bus, device and function of NVML's ``domain:bus:device.function``; `ValueError` for another
+    text."""
     try:
         _, bus, rest = pci_bus_id.split(":")
         device, _, function = rest.partition(".")
@@ -169,7 +171,8 @@ def _address(pci_bus_id: str) -> tuple[int, int, int]:
         raise ValueError(f"{pci_bus_id!r} is not a PCI address such as 00000000:01:00.0") from error
 
 
-def _text(address: tuple[int, int, int]) -> str:
+def address_text(address: tuple[int, int, int]) -> str:
+    """``01:00.0``."""
     bus, device, function = address
     return f"{bus:02x}:{device:02x}.{function:x}"
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from pichak_core.devices import GpuMemoryUse
@@ -70,6 +71,7 @@ class Instance:
     luid: Luid
 
 
+@lru_cache(maxsize=4096)
 def parse_instance(name: str) -> Instance | None:
     """The process and the adapter in an instance's name, None when it is not one of these.
 
@@ -95,18 +97,18 @@ def gpu_memory_use(
     """
     own = {}
     for path in (PROCESS_DEDICATED, PROCESS_SHARED):
-        items = [item for item, at in _parsed(rows.get(path, ())) if at.pid == pid]
-        here = [item for item, at in _parsed(items) if at.luid in luids]
+        items = [item for item, at in parsed(rows.get(path, ())) if at.pid == pid]
+        here = [item for item, at in parsed(items) if at.luid in luids]
         if not here:
             return unknown(Reason.NOT_SUPPORTED, _absence(rows.get(path, ()), items, path, pid))
-        total = _sum(here)
+        total = total_bytes(here)
         if total is None:
             return unknown(
                 Reason.FAILED, f"{path.wildcard} of process {pid} is {_values(here)}: no such size"
             )
         own[path] = total
     card = {
-        path: _sum([item for item, at in _parsed(rows.get(path, ())) if at.luid in luids])
+        path: total_bytes([item for item, at in parsed(rows.get(path, ())) if at.luid in luids])
         for path in (ADAPTER_DEDICATED, ADAPTER_SHARED)
     }
     return GpuMemoryUse(
@@ -132,13 +134,14 @@ def unknown(reason: Reason, detail: str) -> Unmeasured:
     return Unmeasured(NAME, reason, f"spill unknown: {detail}")
 
 
-def _parsed(items: Iterable[CounterItem]) -> list[tuple[CounterItem, Instance]]:
+def parsed(items: Iterable[CounterItem]) -> list[tuple[CounterItem, Instance]]:
+    """Those whose names can be read, with what they say."""
     pairs = ((item, parse_instance(item.instance)) for item in items)
     return [(item, at) for item, at in pairs if at is not None]
 
 
-def _sum(items: Sequence[CounterItem]) -> int | None:
-    """None without items, and when one of them is not a size."""
+def total_bytes(items: Sequence[CounterItem]) -> int | None:
+    """Their values together. None without items, and when one of them is not a size."""
     if not items:
         return None
     for item in items:

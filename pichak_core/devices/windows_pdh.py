@@ -70,35 +70,52 @@ class PdhError(OSError):
         )
 
 
+class CounterQuery:
+    """A query over every instance of each counter that stays open, for who reads it again and
+    again; close it in the end.
+
+    `OSError` when a counter does not exist. `english_names` gives the index map; it is asked only
+    where it is needed.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[CounterPath],
+        pdh: Any = None,
+        english_names: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        self._library = _load_pdh() if pdh is None else pdh
+        names = _registry_names if english_names is None else english_names
+        self._query = ctypes.c_void_p()
+        _check("PdhOpenQueryW", self._library.PdhOpenQueryW(None, 0, ctypes.byref(self._query)))
+        try:
+            self._handles = {path: _add(self._library, self._query, path, names) for path in paths}
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self) -> Mapping[CounterPath, list[CounterItem]]:
+        """All of them at one moment; a counter without instances has an empty list. `OSError` when
+        one cannot be read."""
+        status = self._library.PdhCollectQueryData(self._query) & 0xFFFFFFFF
+        if status == NO_DATA:  # what was added exists, and nobody uses it
+            return {path: [] for path in self._handles}
+        _check("PdhCollectQueryData", status)
+        return {path: _values(self._library, handle) for path, handle in self._handles.items()}
+
+    def close(self) -> None:
+        """Give the query back."""
+        self._library.PdhCloseQuery(self._query)
+
+
 def read_counters(
     paths: Sequence[CounterPath],
     pdh: Any = None,
     english_names: Callable[[], Sequence[str]] | None = None,
 ) -> Mapping[CounterPath, list[CounterItem]]:
-    """Every instance of each counter, read at one moment.
-
-    A counter that has no instances has an empty list. `OSError` when one does not exist or cannot
-    be read. `english_names` gives the index map; it is asked only where it is needed.
-    """
-    library = _load_pdh() if pdh is None else pdh
-    names = _registry_names if english_names is None else english_names
-    with _query(library) as query:
-        handles = {path: _add(library, query, path, names) for path in paths}
-        status = library.PdhCollectQueryData(query) & 0xFFFFFFFF
-        if status == NO_DATA:  # what was added exists, and nobody uses it
-            return {path: [] for path in paths}
-        _check("PdhCollectQueryData", status)
-        return {path: _values(library, handle) for path, handle in handles.items()}
-
-
-@contextlib.contextmanager
-def _query(library: Any) -> Iterator[ctypes.c_void_p]:
-    query = ctypes.c_void_p()
-    _check("PdhOpenQueryW", library.PdhOpenQueryW(None, 0, ctypes.byref(query)))
-    try:
-        yield query
-    finally:
-        library.PdhCloseQuery(query)
+    """`CounterQuery` for a single reading."""
+    with contextlib.closing(CounterQuery(paths, pdh, english_names)) as query:
+        return query.read()
 
 
 def _add(

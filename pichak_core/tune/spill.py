@@ -68,7 +68,7 @@ class Spill:
     """What two readings of the system's counters say.
 
     `moved_bytes` of this process are in system memory instead of on the card, `others_bytes` of
-    other programs went there meanwhile; both are None where the counters are missing, which is
+    other programs went there meanwhile; each is None where what it takes is missing, which is
     "unknown", never "no spill". `kind`: "pinned" is host memory that the GPU may reach, and no
     spill; "others pushed out" is this process at the cost of another one.
     """
@@ -85,19 +85,24 @@ def spill_between(before: ProcessMemory | None, after: ProcessMemory | None) -> 
     host memory raises the shared usage alone. What was moved before the first reading stays moved:
     it shows in what the allocator holds and the card does not. The card's shared memory growing by
     more than this process's own is another program pushed out. Changes within the counters' noise
-    (64 MiB) are none.
+    (64 MiB) are none. Where nobody says what the allocator had reserved, what was moved is unknown:
+    pinned memory that replaces freed memory looks the same.
     """
     if before is None or after is None:
         return Spill("unknown", None)
     shared_growth = after.shared - before.shared
-    missing = (before.dedicated - before.reserved) - (after.dedicated - after.reserved)
-    still_moved = min(after.shared, after.reserved - after.dedicated)
-    moved = _above_noise(max(min(shared_growth, missing), still_moved))
+    moved = None
+    if before.reserved is not None and after.reserved is not None:
+        missing = (before.dedicated - before.reserved) - (after.dedicated - after.reserved)
+        still_moved = min(after.shared, after.reserved - after.dedicated)
+        moved = _above_noise(max(min(shared_growth, missing), still_moved))
     others = None
     if before.card_shared is not None and after.card_shared is not None:
         others = _above_noise(after.card_shared - before.card_shared - shared_growth)
     kind: SpillKind = "none"
-    if moved:
+    if moved is None:
+        kind = "unknown"
+    elif moved:
         kind = "spill"
     elif others:
         kind = "others pushed out"

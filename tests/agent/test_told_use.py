@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from pichak_agent.readings import OwnUse
+from pichak_agent.readings import TOLD, OwnUse, ProcessId
 from pichak_agent.told_use import FRESH_SECONDS, read_use, remove_use, write_use
 from pichak_core.devices import ProcessMemory
 from pichak_core.testing import GIB
 
 UUID = "GPU-5f2b3c4d-0000-1111-2222-333344445555"
-FULL = OwnUse(UUID, "", 1, 5 * GIB, 4 * GIB, None, ProcessMemory(5 * GIB, 0, 4 * GIB, 6 * GIB, 7))
+MEMORY = ProcessMemory(5 * GIB, 0, 4 * GIB, 6 * GIB, 7)
+FULL = OwnUse(UUID, "", 1, 5 * GIB, 4 * GIB, None, MEMORY, 4 * GIB, TOLD)
 BARE = OwnUse("MIG-1", allocated_bytes=0)
 NOTHING = (OwnUse(job="job"),)
 
@@ -37,6 +38,7 @@ def test_what_is_told_comes_back(tmp_path: Path) -> None:
     write_use(path, [FULL, BARE], steady_seconds=99.0, seconds_per_step=0.25)
     told = read(path)
     assert told == tuple(replace(u, job="job", seconds_per_step=0.25) for u in (FULL, BARE))
+    assert [(use.process, use.told_steady) for use in told] == [(None, 99.0)] * 2
     assert told[1].held_bytes is None
     assert told[1].memory is None
     write_use(path, [], steady_seconds=99.0, seconds_per_step=0.25)
@@ -52,6 +54,16 @@ def test_figures_that_are_old_say_nothing_about_now(tmp_path: Path) -> None:
         assert read(path, at) == (OwnUse(UUID, "job"),)
     write_use(path, [], steady_seconds=100.0, seconds_per_step=0.25)
     assert read(path, 200.0) == NOTHING
+
+
+def test_who_tells_is_told_also_when_its_figures_are_old(tmp_path: Path) -> None:
+    path, who = tmp_path / "told", ProcessId(77, "1700000000.5")
+    write_use(path, [FULL], steady_seconds=100.0, process=who)
+    assert [use.process for use in read(path)] == [who]
+    (old,) = read(path, 200.0)
+    assert (old.process, old.told_steady, old.memory) == (who, None, None)
+    write_use(path, [], steady_seconds=100.0, seconds_per_step=1.0, process=who)
+    assert [(use.process, use.uuid) for use in read(path)] == [(who, "")]
 
 
 def test_the_good_file_is_one(tmp_path: Path) -> None:
@@ -84,6 +96,13 @@ def gpu(**changes: Any) -> dict[str, Any]:
         {**GOOD, "seconds_per_step": -1.0},
         {**GOOD, "seconds_per_step": float("inf")},
         {**GOOD, "seconds_per_step": "0.5"},
+        {**GOOD, "process": 77},
+        {**GOOD, "process": [77]},
+        {**GOOD, "process": [-1, "x"]},
+        {**GOOD, "process": [77, ""]},
+        {**GOOD, "process": ["77", "x"]},
+        {**GOOD, "process": [77, "x" * 65]},
+        gpu(reserved_bytes=-1),
         gpu(uuid=7),
         gpu(uuid=""),
         gpu(uuid="GPU-x\n"),

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from pichak_agent.daemon import Agent
 from pichak_agent.frames import FrameWriter
 from pichak_agent.messages import Job, Outcome, decode, encode
 from pichak_agent.own_jobs import OwnJobs, telemetry_folder
-from pichak_agent.readings import OwnUse
+from pichak_agent.readings import TOLD, OwnUse
 from pichak_agent.told_use import read_use
 from pichak_agent.use_teller import USE_FILE, UseTeller, gpu_uses, tell_step, telling
 from pichak_core.devices import Backend, GpuMemoryUse, ProcessMemory
@@ -45,10 +46,9 @@ def torch_of(cuda: Any, contexts: set[int] | None = None) -> Any:
 def test_what_torch_knows_is_told_and_no_more() -> None:
     (use,) = gpu_uses(torch_of(one_card(), {0}), alone=True)
     # The allocator reserved 4 MiB; the context outside it is not known, so nothing is "held".
-    assert use == OwnUse(f"GPU-{PLAIN}", processes=1, allocated_bytes=3 * MIB)
-    assert gpu_uses(torch_of(one_card()), alone=False) == [
-        OwnUse(f"GPU-{PLAIN}", allocated_bytes=3 * MIB)
-    ]
+    told = OwnUse(f"GPU-{PLAIN}", allocated_bytes=3 * MIB, reserved_bytes=4 * MIB)
+    assert use == replace(told, processes=1)
+    assert gpu_uses(torch_of(one_card()), alone=False) == [told]
 
 
 def test_cuda_is_never_started() -> None:
@@ -74,6 +74,9 @@ class Cards:
     def memory_allocated(self, index: int) -> int:
         return 100 + index
 
+    def memory_reserved(self, index: int) -> int:
+        return 200 + index
+
 
 def test_each_card_with_a_context_is_told() -> None:
     uses = gpu_uses(torch_of(Cards(), {1, 3}), alone=True)
@@ -91,7 +94,7 @@ def test_where_the_system_counts_what_is_held_is_known() -> None:
     cuda = one_card()
     counters = GpuMemoryUse(80 * MIB, 5 * MIB, 900 * MIB, 50 * MIB)
     (use,) = gpu_uses(torch_of(cuda), alone=True, backend=counting(cuda, counters))
-    assert use.held_bytes == 80 * MIB
+    assert (use.held_bytes, use.memory_source) == (80 * MIB, TOLD)
     assert use.memory == ProcessMemory(80 * MIB, 5 * MIB, 4 * MIB, 900 * MIB, 50 * MIB)
 
 
@@ -100,6 +103,7 @@ def test_counters_that_are_missing_are_no_zeros() -> None:  # field case 39
     missing = Unmeasured("memory", Reason.NOT_SUPPORTED, "no counter")
     (use,) = gpu_uses(torch_of(cuda), alone=True, backend=counting(cuda, missing))
     assert (use.held_bytes, use.memory, use.allocated_bytes) == (None, None, 3 * MIB)
+    assert (use.reserved_bytes, use.memory_source) == (4 * MIB, "")
 
 
 def teller(path: Path, torch: Any, **more: Any) -> UseTeller:
@@ -274,6 +278,10 @@ def test_a_real_job_tells_and_its_agent_reads(
     ended.set()
     looking.join()
     assert outcome.status == "ok", outcome.error
-    told = OwnUse(f"GPU-{PLAIN}", "job.1", processes=1, allocated_bytes=3 * MIB)
+    told = OwnUse(f"GPU-{PLAIN}", "job.1", 1, allocated_bytes=3 * MIB, reserved_bytes=4 * MIB)
     assert seen == {OwnUse("", "job.1"), told}
+    # It lists the job, and the job's own process tells.
+    (lister,) = {use.process for use in seen if not use.uuid and use.process}
+    (teller,) = {use.process for use in seen if use.uuid and use.process}
+    assert lister.pid == os.getpid() != teller.pid
     assert list((telemetry_folder(home) / "use").iterdir()) == []

@@ -11,10 +11,25 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from fake_windows import (
+    CARD,
+    GERMAN,
+    GHOSTS,
+    INDEX,
+    INTEL,
+    LAPTOP,
+    SECOND,
+    FakeGdi32,
+    FakePdh,
+    name,
+    no_registry,
+    nvidia,
+    row,
+    rows_of,
+)
 
 from pichak_core.devices import GpuMemoryUse, gpu_memory_reader, windows_adapters, windows_pdh
 from pichak_core.devices.cuda_backend import CudaBackend
@@ -35,9 +50,7 @@ from pichak_core.devices.windows_counters import (
     parse_instance,
 )
 from pichak_core.devices.windows_pdh import (
-    MORE_DATA,
     NO_DATA,
-    NO_OBJECT,
     FormattedItem,
     PdhError,
     read_counters,
@@ -46,31 +59,6 @@ from pichak_core.devices.windows_volumes import volume_of
 from pichak_core.measurement import Reason, Unmeasured
 from pichak_core.testing import GIB, MIB, FakeClock, FakeCuda
 from pichak_core.tune.ramp import ramp_micro_batch
-
-CARD = Luid(0, 0x1532A)
-GHOSTS = (Luid(0, 0x15300), Luid(0, 0x15301))
-INTEL = Luid(0, 0xC4A5)
-
-
-def name(luid: Luid, pid: int | None = None) -> str:
-    owner = "" if pid is None else f"pid_{pid}_"
-    return f"{owner}luid_0x{luid.high:08X}_0x{luid.low:08X}_phys_0"
-
-
-def row(instance: str, value: int, status: int = 0) -> CounterItem:
-    return CounterItem(instance, status, value)
-
-
-def rows_of(
-    dedicated: int, shared: int, *, pid: int = 77, luid: Luid = CARD
-) -> dict[CounterPath, list[CounterItem]]:
-    return {
-        PROCESS_DEDICATED: [row(name(luid, pid), dedicated)],
-        PROCESS_SHARED: [row(name(luid, pid), shared)],
-        ADAPTER_DEDICATED: [row(name(luid), dedicated + GIB)],
-        ADAPTER_SHARED: [row(name(luid), shared + 3 * MIB)],
-    }
-
 
 # --- names -------------------------------------------------------------------------------------
 
@@ -180,21 +168,6 @@ def test_the_cards_own_figures_may_be_missing_alone() -> None:
 
 # --- adapters ----------------------------------------------------------------------------------
 
-FIRST, SECOND = (1, 0, 0), (0x41, 0, 0)
-
-
-def nvidia(luid: Luid, address: tuple[int, int, int] | None = FIRST) -> Adapter:
-    return Adapter(luid, windows_adapters.NVIDIA, address)
-
-
-LAPTOP = [
-    Adapter(INTEL, 0x8086, (0, 2, 0)),
-    nvidia(CARD),
-    nvidia(GHOSTS[0]),
-    Adapter(GHOSTS[1], windows_adapters.NVIDIA, None),
-    Adapter(Luid(0, 9), 0x1414, None),  # the software renderer
-]
-
 
 @pytest.mark.parametrize("address", ["00000000:01:00.0", "0000:01:00.0", "00000000:01:00", ""])
 def test_a_card_is_found_by_its_address_with_all_its_ids(address: str) -> None:
@@ -224,52 +197,6 @@ def test_an_address_that_is_none() -> None:
         luids_of_card(LAPTOP, "GPU-0")
 
 
-class FakeGdi32:
-    """gdi32's D3DKMT calls over a list of adapters."""
-
-    def __init__(self, adapters: Sequence[Adapter], *, status: int = 0) -> None:
-        self.adapters, self.status = adapters, status
-        self.open: set[int] = set()
-
-    def D3DKMTEnumAdapters2(self, request: Any) -> int:
-        asked = request._obj
-        if self.status:
-            return self.status
-        if not asked.adapters:
-            asked.count = 16  # the most there can be
-            return 0
-        assert asked.count >= len(self.adapters)
-        for place, adapter in enumerate(self.adapters):
-            handle = 0x40000000 + place
-            high = ctypes.c_int32(adapter.luid.high).value
-            asked.adapters[place] = windows_adapters.AdapterInfo(
-                handle, adapter.luid.low, high, 1, 0
-            )
-            self.open.add(handle)
-        asked.count = len(self.adapters)
-        return 0
-
-    def D3DKMTQueryAdapterInfo(self, request: Any) -> int:
-        asked = request._obj
-        adapter = self.adapters[asked.adapter - 0x40000000]
-        if asked.type == windows_adapters.ADAPTER_ADDRESS:
-            assert asked.data_bytes == 12
-            answer = windows_adapters.AdapterAddress.from_address(asked.data)
-            none = (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
-            answer.bus, answer.device, answer.function = adapter.address or none
-            return 0
-        assert asked.type == windows_adapters.PHYSICAL_ADAPTER_DEVICE_IDS
-        assert asked.data_bytes == 28
-        if adapter.vendor is None:
-            return -1073741637  # STATUS_NOT_SUPPORTED
-        windows_adapters.DeviceIds.from_address(asked.data).vendor = adapter.vendor
-        return 0
-
-    def D3DKMTCloseAdapter(self, request: Any) -> int:
-        self.open.remove(request._obj.adapter)
-        return 0
-
-
 def test_adapters_are_listed_and_every_handle_is_given_back() -> None:
     adapters = [*LAPTOP, Adapter(Luid(0xFFFFFFFF, 5), None, (3, 1, 2))]
     fake = FakeGdi32(adapters)
@@ -294,100 +221,6 @@ def test_the_structures_have_the_sizes_of_the_windows_api() -> None:
 
 
 # --- the counter library -----------------------------------------------------------------------
-
-GERMAN = {
-    "GPU Process Memory": "GPU-Prozessspeicher",
-    "GPU Adapter Memory": "GPU-Adapterspeicher",
-    "Dedicated Usage": "Dedizierte Auslastung",
-    "Shared Usage": "Freigegebene Auslastung",
-}
-INDEX = {
-    "GPU Process Memory": 9000,
-    "GPU Adapter Memory": 9100,
-    "Dedicated Usage": 9002,
-    "Shared Usage": 9004,
-}
-
-
-@dataclass
-class FakePdh:
-    """pdh.dll over rows. `language` gives the system's own names; with `english` it knows the
-    English ones as well, as from Vista on. Values grow in number while they are asked for, `grows`
-    times. Names of `PdhLookupPerfNameByIndexW` come by `INDEX`."""
-
-    rows: dict[CounterPath, list[CounterItem]]
-    language: dict[str, str] = field(default_factory=dict)
-    english: bool = True
-    grows: int = 0
-    collect_status: int = 0
-    added: list[str] = field(default_factory=list)
-    open: int = 0
-    _counters: list[CounterPath] = field(default_factory=list)
-    _kept: list[Any] = field(default_factory=list)
-
-    def PdhOpenQueryW(self, source: None, data: int, query: Any) -> int:
-        query._obj.value = 1
-        self.open += 1
-        return 0
-
-    def PdhCloseQuery(self, query: Any) -> int:
-        self.open -= 1
-        return 0
-
-    def _add(self, text: str, counter: Any, local: Callable[[str], str]) -> int:
-        for path in self.rows:
-            spelled = CounterPath(local(path.counter_set), local(path.counter))
-            if spelled.wildcard == text:
-                self.added.append(text)
-                self._counters.append(path)
-                counter._obj.value = len(self._counters)
-                return 0
-        return NO_OBJECT
-
-    def PdhAddEnglishCounterW(self, query: Any, text: str, data: int, counter: Any) -> int:
-        return self._add(text, counter, str) if self.english else NO_OBJECT
-
-    def PdhAddCounterW(self, query: Any, text: str, data: int, counter: Any) -> int:
-        return self._add(text, counter, lambda word: self.language.get(word, word))
-
-    def PdhLookupPerfNameByIndexW(self, machine: None, index: int, buffer: Any, size: Any) -> int:
-        words = [word for word, number in INDEX.items() if number == index]
-        if not words:
-            return 0xC0000BB9
-        buffer.value = self.language.get(words[0], words[0])
-        size._obj.value = len(buffer.value) + 1
-        return 0
-
-    def PdhCollectQueryData(self, query: Any) -> int:
-        return self.collect_status
-
-    def PdhGetFormattedCounterArrayW(
-        self, counter: Any, form: int, size: Any, count: Any, buffer: Any
-    ) -> int:
-        assert form & windows_pdh.FORMAT_LARGE
-        path = self._counters[counter.value - 1]
-        if buffer is not None and self.grows:
-            self.grows -= 1
-            extra = [row(name(CARD, 5000 + i), 1) for i in range(100)]
-            self.rows[path] = self.rows[path] + extra
-        items = self.rows[path]
-        needed = len(items) * ctypes.sizeof(FormattedItem)
-        if buffer is None or len(buffer) < needed:
-            size._obj.value = needed
-            return MORE_DATA if needed else 0
-        array = (FormattedItem * len(items)).from_buffer(buffer)
-        for place, item in enumerate(items):
-            text = ctypes.create_unicode_buffer(item.instance)
-            self._kept.append(text)  # the real one keeps the names behind the array
-            array[place].name = ctypes.cast(text, ctypes.c_wchar_p)
-            array[place].formatted.status = item.status
-            array[place].formatted.value.large = item.value
-        size._obj.value, count._obj.value = needed, len(items)
-        return 0
-
-
-def no_registry() -> Sequence[str]:
-    raise AssertionError("the registry is not needed")
 
 
 def registry() -> Sequence[str]:
