@@ -34,9 +34,9 @@ from pichak_coordinator.identity import (
     node_identity,
 )
 from pichak_coordinator.ingest import Parts, read_outcome
-from pichak_coordinator.jobs import FINAL, State
+from pichak_coordinator.jobs import State
 from pichak_coordinator.records import Finding
-from pichak_coordinator.store_write import Writer
+from pichak_coordinator.store_write import FINAL_SQL, Writer, as_json
 from pichak_core.plan import Plan
 
 __all__ = [
@@ -49,10 +49,6 @@ __all__ = [
 ]
 
 _AnyStore = TypeVar("_AnyStore", bound="Store")
-
-#: Characters of a device's name in an outcome that nobody asked for.
-_MAX_DEVICE = 128
-_FINAL_SQL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
 
 class Store(Writer):
@@ -99,7 +95,7 @@ class Store(Writer):
         run = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}-{secrets.token_hex(3)}"
         self._write(
             "INSERT INTO runs (run, started_unix, command, settings_json) VALUES (?, ?, ?, ?)",
-            [(run, now, command, _json(settings or {}))],
+            [(run, now, command, as_json(settings or {}))],
         )
         return run
 
@@ -109,7 +105,7 @@ class Store(Writer):
         merged = {**(found.settings if found else {}), **(settings or {})}
         self._write(
             "UPDATE runs SET finished_unix = NULL, settings_json = ? WHERE run = ?",
-            [(_json(merged), run)],
+            [(as_json(merged), run)],
         )
 
     def finish_run(self, run: str) -> None:
@@ -159,7 +155,7 @@ class Store(Writer):
         `device` is what it measures (default: its params' ``device``); "" is the whole node.
         """
         where = str(job.params.get("device") or "") if device is None else device
-        params = _json({k: v for k, v in job.params.items() if k != "task"})
+        params = as_json({k: v for k, v in job.params.items() if k != "task"})
         self._write(
             "INSERT INTO jobs (job_id, run, node, device, kind, state, attempts, error, "
             "params_json, changed_unix) VALUES (?, ?, ?, ?, ?, 'queued', ?, '', ?, ?) "
@@ -177,7 +173,7 @@ class Store(Writer):
         return bool(
             self._write(
                 "UPDATE jobs SET state = ?, error = ?, attempts = max(attempts, ?), "
-                f"changed_unix = ? WHERE job_id = ? AND state NOT IN ({_FINAL_SQL})",
+                f"changed_unix = ? WHERE job_id = ? AND state NOT IN ({FINAL_SQL})",
                 [(state, error, attempt or 0, self._clock(), job_id)],
             )
         )
@@ -265,69 +261,14 @@ class Store(Writer):
             "THEN address ELSE excluded.address END, "
             "first_seen_unix = min(first_seen_unix, excluded.first_seen_unix), "
             "last_seen_unix = max(last_seen_unix, excluded.last_seen_unix)",
-            (node, machine_key(hello), _json(gpu_uuids(hello)), host, address, now, now),
+            (node, machine_key(hello), as_json(gpu_uuids(hello)), host, address, now, now),
         )
         self._db.execute(
             "INSERT INTO run_nodes SELECT ?, ?, count(*), ?, ? FROM run_nodes WHERE run = ? "
             "ON CONFLICT (run, node) DO UPDATE SET error = excluded.error",
-            (run, node, _json(hello), error, run),
+            (run, node, as_json(hello), error, run),
         )
         self._put_findings(run, node, "", findings)
-
-    def _put_outcome(self, data: bytes, parts: Parts) -> bool:
-        outcome, now = parts.outcome, self._clock()
-        job_id, attempt = outcome.job_id, outcome.attempt
-        db = self._db
-        job = db.execute("SELECT run, node, device FROM jobs WHERE job_id = ?", (job_id,))
-        known = job.fetchone()
-        if known is None:
-            device = outcome.result.get("device")
-            named = isinstance(device, str) and len(device) <= _MAX_DEVICE
-            known = (None, outcome.node, device if named else "")
-            db.execute(
-                "INSERT INTO jobs VALUES (?, NULL, ?, ?, ?, 'queued', ?, ?, '{}', ?)",
-                (job_id, known[1], known[2], outcome.kind, attempt, outcome.error, now),
-            )
-        run, node, device = known
-        if not self._insert_outcome(data, parts, run, node, device, now):
-            return False
-        if run is not None:
-            self._put_findings(run, node, device, parts.findings)
-        db.execute(
-            "UPDATE jobs SET attempts = max(attempts, ?), changed_unix = ?, "
-            "error = CASE WHEN ? THEN '' ELSE error END, "
-            "state = CASE WHEN ? THEN 'done' ELSE state END "
-            f"WHERE job_id = ? AND state NOT IN ({_FINAL_SQL})",
-            (attempt, now, outcome.ok, outcome.ok, job_id),
-        )
-        return True
-
-    def _insert_outcome(
-        self, data: bytes, parts: Parts, run: str | None, node: str, device: str, received: float
-    ) -> bool:
-        """The outcome and its readings; False when it was there before."""
-        outcome, db = parts.outcome, self._db
-        job_id, attempt = outcome.job_id, outcome.attempt
-        new = db.execute(
-            "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            (job_id, attempt, node, outcome.status, outcome.simulated, received, data),
-        ).rowcount
-        if not new:
-            return False
-        where = (node, received, job_id, attempt, run, device, parts.gpu_uuid)
-        self._put_numbers(where, parts)
-        return True
-
-    def _put_findings(self, run: str, node: str, device: str, found: Iterable[Finding]) -> None:
-        for f in found:
-            self._db.execute(
-                "INSERT OR REPLACE INTO findings (run, node, device, code, metric, severity, "
-                "state, confidence, sentence, evidence_json) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(run, node, device, f.code, f.metric, f.severity),
-                    *(f.state, f.confidence, f.sentence, _json(f.evidence)),
-                ),
-            )
 
     def _tell_gpu_changes(
         self, run: str, hellos: Sequence[Mapping[str, Any]], nodes: Sequence[str]
@@ -342,7 +283,3 @@ def _read_or_error(data: bytes) -> Parts | MessageError:
         return read_outcome(data)
     except MessageError as error:
         return error
-
-
-def _json(record: Any) -> str:
-    return json.dumps(record, ensure_ascii=True, default=str)
