@@ -106,6 +106,9 @@ class Host(Protocol):
     def cpu_frequency_mhz(self) -> float:
         """Mean frequency now of the CPUs this process may run on."""
 
+    def niceness(self) -> int:
+        """How far this process gives way to others when CPUs are short: 0 is usual, 19 most."""
+
     def open_file_limit(self) -> int:
         """How many files and sockets this process may have open."""
 

@@ -87,6 +87,9 @@ class LinuxHost:
             readings.append(int(file.read_text()) / 1000)
         return sum(readings) / len(readings)
 
+    def niceness(self) -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
     def open_file_limit(self) -> int:
         import resource
 

@@ -75,6 +75,11 @@ class OtherHost:
     def cpu_frequency_mhz(self) -> float:
         raise NotImplementedError(f"{platform.system()} is not asked for its clocks")
 
+    def niceness(self) -> int:
+        if not hasattr(os, "getpriority"):
+            raise NotImplementedError(f"{platform.system()} has no niceness")
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
     def open_file_limit(self) -> int:
         raise NotImplementedError(f"{platform.system()} is not asked for its limits")
 

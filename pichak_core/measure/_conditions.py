@@ -91,6 +91,10 @@ def counted(host: Host, found: dict[str, Scalar]) -> Iterator[None]:
                 found["cpu.load_others_cores"] = round(use.others_cores, 3)
         with contextlib.suppress(*_ABSENT):
             found["cpu.load_average_1m"] = host.load_average()
+        with contextlib.suppress(*_ABSENT):
+            # Ray gives its workers 15: beside another load they are left little of a core.
+            if (nice := host.niceness()) != 0:
+                found["cpu.niceness"] = nice
 
 
 class Conditions:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -181,6 +185,9 @@ class FakeHost:
     def load_average(self) -> float:
         raise NotImplementedError("no load average here")
 
+    def niceness(self) -> int:
+        return 0
+
     def cpu_frequency_mhz(self) -> float:
         if self.frequency is None:
             raise FileNotFoundError("no cpufreq")
@@ -209,7 +216,7 @@ def test_conditions_are_sampled_during_the_block_even_when_it_fails() -> None:
 
 def test_what_the_system_does_not_say_is_left_out() -> None:
     silent: Any = SimpleNamespace()
-    for name in ("cpu_times", "load_average", "cpu_frequency_mhz"):
+    for name in ("cpu_times", "load_average", "cpu_frequency_mhz", "niceness"):
 
         def refuse(name: str = name) -> None:
             raise FileNotFoundError(name)
@@ -255,3 +262,19 @@ def test_readings_of_the_gpu_can_be_seen_while_the_block_runs_and_are_not_lost()
     assert window.found.get("gpu.pcie_generation") is None
     assert loaded_gpu(Context()) == []
     conditions.close()
+
+
+@pytest.mark.parametrize("more", [0, 7])
+def test_what_was_measured_giving_way_to_others_says_so(more: int) -> None:
+    """Ray's workers give way to all else: with their number, by a process that really does."""
+    if not hasattr(os, "nice"):
+        pytest.skip("this system has no niceness")
+    script = (
+        f"import json, os; os.nice({more})\n"
+        "from pichak_core.measure import counted_conditions\n"
+        "with counted_conditions() as found: pass\n"
+        "print(json.dumps(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + more)
+    assert json.loads(done.stdout).get("cpu.niceness", 0) == expected
