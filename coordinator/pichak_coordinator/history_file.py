@@ -3,6 +3,9 @@
 Rows travel as they are, outcomes as the bytes that the nodes produced; the readings of an outcome
 are read from it again where it arrives. What is there already stays, so that importing twice, or
 two overlapping exports, changes nothing the second time.
+
+Of a watch its events and what it remembers of each device travel, where everything does; its
+schedule, its budget and who it is do not. What the other machine's own watch remembers stays.
 """
 
 # ruff: noqa: S608  - the SQL is put together from constants of this package; values are bound.
@@ -17,7 +20,7 @@ from typing import Any
 
 from pichak_agent.messages import SCHEMA, MessageError
 from pichak_coordinator.framed_file import FramedFileError, FrameWriter, read_frames
-from pichak_coordinator.history_rows import TABLES, check_row
+from pichak_coordinator.history_rows import ELSEWHERE, TABLES, check_row
 from pichak_coordinator.ingest import read_outcome
 from pichak_coordinator.store import Store
 from pichak_coordinator.store_read import Reader
@@ -34,7 +37,7 @@ _OF_RUN = {
     "plans": "run = ?",
     "findings": "run = ?",
 }
-_ORDER = {"runs": "seq", "run_nodes": "run, position, node"}
+_ORDER = {"runs": "seq", "run_nodes": "run, position, node", "watch_events": "seq"}
 
 #: What happens to a row whose key is there already. Nothing, but for these:
 _MERGE = {
@@ -75,6 +78,12 @@ class Added:
         if not self.changed:
             return f"{text}, all of it imported before; nothing changed"
         text += f", of which {self.new['runs']} and {self.new['outcomes']} are new here"
+        if self.new["watch_events"] or self.new["watch_devices"]:
+            events, devices = self.new["watch_events"], self.new["watch_devices"]
+            text += (
+                f"; of a watch {_count(events, 'event')} and what it remembers of "
+                f"{_count(devices, 'device')}, not its schedule"
+            )
         if self.cut and self.new["runs"]:
             text += "; those runs stand as not finished, until the whole file is imported"
         return text
@@ -111,6 +120,8 @@ def export_history(
 
 
 def _rows(store: Reader, table: str, runs: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    if runs is not None and table not in _OF_RUN:
+        return  # what a watch keeps is of no run
     columns = [name for name in store.columns(table) if name != "seq"]
     sql = f"SELECT {', '.join(columns)} FROM {table}"
     order = f" ORDER BY {_ORDER.get(table, 'rowid' if table == 'outcomes' else '1, 2')}"
@@ -211,6 +222,8 @@ def _put_row(store: Store, table: str, row: Mapping[str, Any]) -> int:
             row["started_unix"],
         ):
             raise ValueError(f"run {row['run']} is in the store as something else")
+    if table == "watch_events":
+        row = {**row, "delivery": ELSEWHERE}
     names, marks = ", ".join(row), ", ".join("?" * len(row))
     merge = _MERGE.get(table, "DO NOTHING")
     return store.insert(

@@ -11,10 +11,16 @@ from typing import Any, get_args
 from pichak_agent.messages import KINDS, STATUSES, check_name
 from pichak_coordinator.jobs import State
 from pichak_coordinator.records import Finding
+from pichak_coordinator.watch_memory import KEPT, Before, Memory
 from pichak_core.plan import Plan
 
 #: The tables that hold history, in the order in which their rows refer to one another.
-TABLES = ("runs", "nodes", "run_nodes", "jobs", "outcomes", "plans", "findings")
+TABLES = (
+    *("runs", "nodes", "run_nodes", "jobs", "outcomes", "plans", "findings"),
+    *("watch_devices", "watch_events"),
+)
+#: How far the webhook is with an event that another machine's watch told: that is its own affair.
+ELSEWHERE = "elsewhere"
 
 _MAX_TEXT = 64 * 1024
 _DEVICE = re.compile(r"(cpu|cuda:[0-9]{1,4})?")
@@ -26,11 +32,14 @@ def check_row(table: str, row: Mapping[str, Any], columns: Sequence[str]) -> Non
     if strange:
         raise ValueError(f"{table}: a column {strange[0][:40]!r} too much, or missing")
     for name, value in row.items():
-        _CHECKS[name](f"{table}.{name}", value)
+        check = _CHECKS.get(f"{table}.{name}") or _CHECKS[name]
+        check(f"{table}.{name}", value)
     if table == "findings":
         Finding.from_dict(
             {**row, "evidence": json.loads(row["evidence_json"])},
         )
+    if table == "watch_events" and json.loads(row["body"]).get("id") != row["event"]:
+        raise ValueError("watch_events: an event of another name than its row")
 
 
 def _text(name: str, value: Any) -> None:
@@ -100,6 +109,49 @@ def _plan(name: str, value: Any) -> None:
         raise ValueError(f"{name}: not a plan: {error}") from error
 
 
+def _memory(name: str, value: Any) -> None:
+    """What a watch remembers of a device."""
+    _json(dict)(name, value)
+    try:
+        memory = Memory.from_dict(json.loads(value))
+        sound = all(_is_before(before) for before in memory.before.values())
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"{name}: not what a watch remembers: {error}") from error
+    if not sound:
+        raise ValueError(f"{name}: not what a watch remembers")
+
+
+def _is_before(before: Before) -> bool:
+    kinds = {_kind(value) for value in before.values}
+    spreads = {_kind(value) for value in before.spreads}
+    return (
+        type(before.unit) is str
+        and 0 < len(before.values) <= KEPT
+        and len(before.spreads) <= KEPT
+        and len(kinds) == 1
+        and "" not in kinds
+        and spreads <= {"number"}
+        and (before.pending is None or _kind(before.pending) != "")
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (str, bool)):
+        return "word"
+    return "number" if type(value) in (int, float) and math.isfinite(value) else ""
+
+
+def _event(name: str, value: Any) -> None:
+    """What a watch told."""
+    _json(dict)(name, value)
+    told = json.loads(value)
+    for part in ("id", "event", "node", "host", "device", "name", "text"):
+        _text(f"{name}: {part}", told.get(part))
+    _time(f"{name}: time", told.get("time"))
+    if told.get("finding") is not None:
+        Finding.from_dict(told["finding"])
+
+
 def _state(name: str, value: Any) -> None:
     allowed = ("suspected", "confirmed") if name.startswith("findings") else get_args(State)
     _one_of(*allowed)(name, value)
@@ -139,4 +191,11 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "confidence": _one_of("low", "normal"),
     "sentence": _text,
     "evidence_json": _json(dict),
+    "watch_devices.device": _text,
+    "memory_json": _memory,
+    "event": _name,
+    "created_unix": _time,
+    "body": _event,
+    "delivery": _one_of("", "pending", "sent", "given up", ELSEWHERE),
+    "next_try_unix": _time,
 }

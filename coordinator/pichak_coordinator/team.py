@@ -4,13 +4,14 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pichak_coordinator.economics import Figure, cost_per_million
 from pichak_coordinator.link_cover import Compared, Cover
 from pichak_coordinator.members import Member
 from pichak_coordinator.prices import PriceBook
+from pichak_coordinator.records import NodeRecord
 from pichak_coordinator.ring_time import Link
 from pichak_coordinator.set_search import By
 from pichak_coordinator.speed import plan_number
@@ -50,8 +51,13 @@ class Team:
     compared: Compared = "every_set"
     cover: Cover | None = None
 
+    def told(self, figure: Figure) -> Figure:
+        """A figure of the whole team, whose source says so where any member is simulated."""
+        return _marked(figure, any(member.row.node.simulated for member in self.members))
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
+        simulated = {_name(m.row.node) for m in self.members if m.row.node.simulated}
         return {
             "by": self.by,
             "members": [
@@ -63,34 +69,59 @@ class Team:
                     "label": m.label,
                     "simulated": m.row.node.simulated,
                     "rows": self.rows_each,
-                    "step_seconds": Value(
-                        m.step_seconds(self.rows_each), m.describe(self.rows_each), unit="s"
+                    "step_seconds": _marked(
+                        Value(m.step_seconds(self.rows_each), m.describe(self.rows_each), unit="s"),
+                        m.row.node.simulated,
                     ).as_dict(),
                     "findings": [finding.as_dict() for finding in m.row.findings],
                 }
                 for rank, m in enumerate(self.members)
             ],
-            "compute_seconds": self.compute_seconds.as_dict(),
-            "reduce_seconds": self.reduce_seconds.as_dict(),
-            "step_seconds": self.step_seconds.as_dict(),
-            "tokens_per_second": self.tokens_per_second.as_dict(),
+            "compute_seconds": self.told(self.compute_seconds).as_dict(),
+            "reduce_seconds": self.told(self.reduce_seconds).as_dict(),
+            "step_seconds": self.told(self.step_seconds).as_dict(),
+            "tokens_per_second": self.told(self.tokens_per_second).as_dict(),
             "price_per_hour": self.price_per_hour.as_dict(),
-            "cost_per_million_tokens": self.cost_per_million.as_dict(),
-            "hours_per_epoch": self.hours_per_epoch.as_dict(),
-            "cost_per_epoch": self.cost_per_epoch.as_dict(),
+            "cost_per_million_tokens": self.told(self.cost_per_million).as_dict(),
+            "hours_per_epoch": self.told(self.hours_per_epoch).as_dict(),
+            "cost_per_epoch": self.told(self.cost_per_epoch).as_dict(),
             "currency": self.currency,
             "bottleneck": self.bottleneck,
             "best_possible_gap": self.gap,
             "compared": self.compared,
             "link_pairs": None if self.cover is None else self.cover.as_dict(),
             "ring": [
-                {"from": a, "to": b, "mb_s": k.mb_s, "rtt_ms": k.rtt_ms, "source": k.source}
+                {
+                    "from": a,
+                    "to": b,
+                    "mb_s": k.mb_s,
+                    "rtt_ms": k.rtt_ms,
+                    "source": _simulated_source(k.source) if {a, b} & simulated else k.source,
+                }
                 for a, b, k in self.ring
             ],
             "constants": {name: value.as_dict() for name, value in self.constants},
             "notes": list(self.notes),
             "left_out": list(self.left_out),
         }
+
+
+def _name(node: NodeRecord) -> str:
+    """As the ring calls it."""
+    return node.alias or node.host or node.node
+
+
+def _marked(figure: Figure, simulated: bool) -> Figure:
+    if not simulated or isinstance(figure, Unmeasured):
+        return figure
+    return replace(figure, source=_simulated_source(figure.source))
+
+
+def _simulated_source(source: str) -> str:
+    """One that says that it is; a constant stays one."""
+    if source.startswith(CONSTANT):
+        return f"{source}; of what is simulated"
+    return source if source.startswith("simulated") else f"simulated: {source}"
 
 
 def together(compute: Value, reduce: Figure, tokens: Value, scored: bool) -> tuple[Figure, Figure]:

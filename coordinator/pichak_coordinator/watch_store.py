@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pichak_coordinator.database import StoreError, transaction, translated
+from pichak_coordinator.history_rows import ELSEWHERE
 from pichak_coordinator.records import Row, json_safe
 from pichak_coordinator.schedule import HOUR, Charge, Entry
 from pichak_coordinator.store import Store
@@ -174,14 +175,16 @@ class WatchStore(Store):
 
     def events(self) -> list[dict[str, Any]]:
         """Every event, the oldest first, with `delivery`: how far the webhook is with it."""
-        found = self._all("SELECT body, delivery FROM watch_events ORDER BY seq")
+        found = self._all("SELECT body, delivery FROM watch_events ORDER BY created_unix, seq")
         return [{**json.loads(body), "delivery": delivery} for body, delivery in found]
 
     def members(self) -> dict[str, dict[str, Any]]:
-        """Node -> the event that told of its joining, of those that were not told to have left."""
+        """Node -> the event that told of its joining, of those that were not told to have left; of
+        the watches of this store, and not of one whose events came in a file."""
         found = self._all(
             "SELECT body FROM watch_events WHERE json_extract(body, '$.event') IN "
-            "('joined', 'left') ORDER BY seq"
+            "('joined', 'left') AND delivery != ? ORDER BY seq",
+            ELSEWHERE,
         )
         made: dict[str, dict[str, Any]] = {}
         for (body,) in found:

@@ -97,6 +97,11 @@ def test_the_other_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path:
     picked = json.loads(call("pick", "2", "--json", "--store", path).stdout)
     assert len(picked["pick"]["members"]) == 2
     assert all("simulated" in way["source"] for way in picked["pick"]["ring"])
+    team = picked["pick"]
+    figures = ("step_seconds", "compute_seconds", "reduce_seconds", "tokens_per_second")
+    sources = [m["step_seconds"]["source"] for m in team["members"]]
+    sources += [team[name]["source"] for name in figures]
+    assert all("simulated" in source for source in sources), sources
     assert all(run["seconds"] is None for run in runs)
     told = call("pick", "2", "--store", path).stdout
     assert "measured in" not in " ".join(told.split())

@@ -272,10 +272,14 @@ def test_a_killed_coordinator_goes_on_where_it_was(cluster: Any, tmp_path: Path)
         assert open_jobs(store)
         before = {job.job_id: job for job in store.jobs(run.run) if job.state == "done"}
 
-    # The options are the run's own; only what is printed is asked for anew.
-    once = ["fleet", "profile", "--resume", "--json", "--at-once", "1"]
-    done = pichak(*once, home=tmp_path, address=cluster.address)
+    shown = pichak("fleet", "compare", home=tmp_path).stdout
+    assert f"{run.run} was cut off: its coordinator (process {process.pid}) went away" in shown
+    assert "`pichak fleet profile --resume` goes on with it" in shown
+
+    # The cluster and the options are the run's own; only what is printed is asked for anew.
+    done = pichak("fleet", "profile", "--resume", "--json", home=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert f"on --address {cluster.address} with --at-once 1" in done.stderr
     nodes = profiled(done)["nodes"]
     assert [bool(n["error"]) for n in nodes] == [False, False]
     assert all("micro_batch" in n["plan"]["values"] for n in nodes)

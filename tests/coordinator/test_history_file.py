@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,21 @@ from typing import Any
 import pytest
 
 from pichak_agent.messages import Job, Outcome, encode
-from pichak_coordinator.framed_file import FramedFileError, FrameWriter, read_frames
+from pichak_coordinator.framed_file import (
+    FramedFileError,
+    FrameWriter,
+    read_frames,
+    unfinished_path,
+)
 from pichak_coordinator.history_file import export_history, import_history, is_history
 from pichak_coordinator.history_rows import TABLES
 from pichak_coordinator.judging import judge_run
-from pichak_coordinator.records import Finding
+from pichak_coordinator.records import Finding, NodeRecord
+from pichak_coordinator.schedule_terms import Entry
 from pichak_coordinator.store import Store
+from pichak_coordinator.watch_events import event
+from pichak_coordinator.watch_memory import Before, Memory
+from pichak_coordinator.watch_store import WatchStore
 from pichak_core.measurement import Fingerprint, Measurement, Reason, Unmeasured
 from pichak_core.plan import Plan, Value
 
@@ -161,6 +172,129 @@ def test_a_run_that_went_on_is_completed(source: Store, target: Store, tmp_path:
     assert rows(target.path) == rows(source.path)
     # The earlier file does not take it back.
     assert not import_history(target, tmp_path / "1.mpk").changed
+
+
+def watched(store: Store, told: str = "e1") -> tuple[str, str]:
+    """What a watch keeps: an event of a node, and what it remembers of its device."""
+    run = store.begin_run("fleet watch")
+    (node,) = store.record_nodes(run, [{"machine_id": "mw", "host": "w"}])
+    store.finish_run(run)
+    finding = Finding("slow_disk", "warn", "it is slow", state="confirmed", metric="disk.read_mb_s")
+    before = {"disk.read_mb_s": Before("MB/s", (900.0, 901.0), (1.0,), 1)}
+    before["cpu.model"] = Before("", ("Xeon",))
+    place = NodeRecord(node, "w", device="")
+    joined = event("joined", place, "is in the cluster", id=told)
+    found = event("confirmed", place, "slow", finding=finding.as_dict(), id=f"{told}f")
+    with WatchStore.open(store.path) as watch, watch.held():
+        watch.tell([(joined, True), (found, False)])
+        watch.remember([Entry(node, {"light": 1.8e9})], {(node, "cpu"): Memory(before, (finding,))})
+    return node, told
+
+
+def test_of_a_watch_its_events_and_its_memory_travel_and_not_its_schedule(
+    source: Store, target: Store, tmp_path: Path
+) -> None:
+    node, _ = watched(source)
+    path = tmp_path / "h.mpk"
+    counts = export_history(source, path, None)
+    assert (counts["watch_events"], counts["watch_devices"]) == (2, 1)
+    said = import_history(target, path).sentence
+    assert "of a watch 2 events and what it remembers of 1 device, not its schedule" in said
+    with WatchStore.open(source.path) as one, WatchStore.open(target.path) as two:
+        assert two.memory(node, "cpu") == one.memory(node, "cpu")
+        assert [(e["id"], e["text"]) for e in two.events()] == [
+            (e["id"], e["text"]) for e in one.events()
+        ]
+        # Its webhook is the other machine's affair, and so is who is in whose cluster.
+        assert {e["delivery"] for e in two.events()} == {"elsewhere"}
+        assert (one.pending_deliveries(), two.pending_deliveries()) == (1, 0)
+        assert (set(one.members()), set(two.members())) == ({node}, set())
+        assert (set(one.entries()), set(two.entries())) == ({node}, set())
+        there = rows(target.path)
+        assert not import_history(target, path).changed
+        assert rows(target.path) == there
+        # And back where it came from, where the webhook still waits.
+        export_history(target, tmp_path / "back.mpk", None)
+        assert not import_history(source, tmp_path / "back.mpk").changed
+        assert one.pending_deliveries() == 1
+    # Of chosen runs nothing of a watch goes.
+    some = export_history(source, tmp_path / "runs.mpk", [source.runs()[0].run])
+    assert (some["runs"], some["watch_events"]) == (1, 0)
+
+
+def test_what_the_own_watch_remembers_stays(source: Store, target: Store, tmp_path: Path) -> None:
+    node, _ = watched(source)
+    watched(target, "e2")
+    mine = Memory({"disk.read_mb_s": Before("MB/s", (100.0,))})
+    with WatchStore.open(target.path) as watch:
+        watch.remember([], {(node, "cpu"): mine})
+        export_history(source, tmp_path / "h.mpk", None)
+        import_history(target, tmp_path / "h.mpk")
+        assert watch.memory(node, "cpu") == mine
+        assert [e["id"] for e in watch.events()] == ["e1", "e1f", "e2", "e2f"]
+
+
+NO_BEFORE = [
+    {"unit": 1, "values": [1.0], "spreads": [], "pending": None},
+    {"unit": "", "values": [], "spreads": [], "pending": None},
+    {"unit": "", "values": [[1]], "spreads": [], "pending": None},
+    {"unit": "", "values": [1.0, "x"], "spreads": [], "pending": None},
+    {"unit": "", "values": [1.0] * 9, "spreads": [], "pending": None},
+    {"unit": "", "values": [1.0], "spreads": ["x"], "pending": None},
+    {"unit": "", "values": [1.0], "spreads": [], "pending": {}},
+]
+
+
+@pytest.mark.parametrize(
+    ("table", "values"),
+    [
+        ("watch_events", {"delivery": "soon"}),
+        ("watch_events", {"event": "another"}),
+        ("watch_events", {"body": "[]"}),
+        ("watch_events", {"body": '{"id": "e1"}'}),
+        ("watch_devices", {"device": None}),
+        ("watch_devices", {"memory_json": '{"before": {}}'}),
+        ("watch_devices", {"memory_json": '{"before": {"a": 1}, "findings": []}'}),
+        *(
+            ("watch_devices", {"memory_json": json.dumps({"before": {"a": b}, "findings": []})})
+            for b in NO_BEFORE
+        ),
+    ],
+)
+def test_what_no_watch_keeps_refuses_the_whole_file(
+    source: Store, target: Store, tmp_path: Path, table: str, values: dict[str, Any]
+) -> None:
+    watched(source)
+    export_history(source, tmp_path / "h.mpk", None)
+    parts = list(read_frames(tmp_path / "h.mpk"))
+    assert import_history(target, spoiled(parts, table, tmp_path / "good.mpk")).changed
+    before = rows(target.path)
+    with pytest.raises(FramedFileError, match="nothing of it was imported"):
+        import_history(target, spoiled(parts, table, tmp_path / "bad.mpk", **values))
+    assert rows(target.path) == before
+
+
+def test_a_job_whose_result_was_cut_off_says_so(
+    source: Store, target: Store, tmp_path: Path
+) -> None:
+    """The jobs of an export stand before the results."""
+    (run,) = fill(source, 1)
+    export_history(source, tmp_path / "h.mpk", None)
+    kept = FrameWriter(tmp_path / "cut.mpk")
+    for part in read_frames(tmp_path / "h.mpk"):
+        if isinstance(part, bytes) or part.get("table") == "outcomes":
+            break
+        kept.object(part)
+    kept.sync()
+    shutil.copy(unfinished_path(tmp_path / "cut.mpk"), tmp_path / "half.mpk")
+    kept.discard()
+    assert import_history(target, tmp_path / "half.mpk", partial=True).cut
+    first = target.rows_of(run)[0]
+    assert not first.measured
+    assert "fingerprint: done, but its result is not here" in first.error
+    assert first.unfinished
+    import_history(target, tmp_path / "h.mpk")
+    assert target.rows_of(run)[0].error == source.rows_of(run)[0].error == ""
 
 
 def frames(source: Store, tmp_path: Path) -> list[Any]:

@@ -20,7 +20,12 @@ from pichak_coordinator.cli.options import open_store, store_option
     )
 )
 @click.argument("runs", nargs=-1, metavar="[RUN...]")
-@click.option("--all", "everything", is_flag=True, help="Every run, and results of no run.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Every run, results of no run, and what a watch told and remembers.",
+)
 @click.option(
     "--out",
     "file",
@@ -43,7 +48,9 @@ def export(
     """Write stored RUNs (ids, their beginnings, or names) to a FILE, for another machine's history.
 
     Nodes keep their identity and results the bytes that the nodes produced; importing the file
-    twice, or files that overlap, changes nothing the second time.
+    twice, or files that overlap, changes nothing the second time. Of a watch, with --all, its
+    events travel and what it remembers of each device; its schedule and what its webhook has not
+    taken yet stay behind.
     """
     from pichak_coordinator.cli.run_choice import chosen_run
     from pichak_coordinator.framed_file import FramedFileError
@@ -68,4 +75,10 @@ def export(
             f"{rows['runs']} runs with {rows['outcomes']} results of {rows['nodes']} nodes written "
             f"to {file} ({file.stat().st_size:,} bytes)"
         )
+        if rows["watch_events"] or rows["watch_devices"]:
+            click.echo(
+                f"with {rows['watch_events']:,} events of a watch and what it remembers of "
+                f"{rows['watch_devices']:,} devices; its schedule stays: a watch elsewhere makes "
+                "its own"
+            )
     return EXIT_DONE

@@ -68,7 +68,9 @@ def import_files(
 
     All files of one call become one run, so that their machines are compared and judged together;
     what was imported before is recognised and changes nothing. FILEs of `pichak export` bring their
-    runs with them. A file that cannot be believed is refused whole and the others are imported.
+    runs with them, and with --all what a watch told and remembers, but not over what the watch of
+    this history remembers of a device. A file that cannot be believed is refused whole and the
+    others are imported.
     """
     from pichak_coordinator.cli.run_view import comparison_of
 

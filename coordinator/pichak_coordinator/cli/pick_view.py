@@ -3,7 +3,6 @@ with its sources, what holds it back, and who was left out."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -104,29 +103,17 @@ def _claim(team: Team) -> str:
 
 def _figures(team: Team) -> list[tuple[str, Value | Unmeasured]]:
     """Each with its source, which says so where members are simulated."""
-    simulated = any(member.row.node.simulated for member in team.members)
-    return [
-        (
-            name,
-            replace(figure, source=f"simulated: {figure.source}")
-            if simulated and isinstance(figure, Value)
-            else figure,
-        )
-        for name, figure in _plain_figures(team)
-    ]
-
-
-def _plain_figures(team: Team) -> list[tuple[str, Value | Unmeasured]]:
-    return [
+    of_team = [
         ("pace", team.tokens_per_second),
         ("step", team.step_seconds),
         ("own part", team.compute_seconds),
         ("all-reduce", team.reduce_seconds),
-        ("price", team.price_per_hour),
         ("cost", team.cost_per_million),
         ("epoch", team.hours_per_epoch),
         ("epoch cost", team.cost_per_epoch),
     ]
+    made = [(name, team.told(figure)) for name, figure in of_team]
+    return [*made[:4], ("price", team.price_per_hour), *made[4:]]
 
 
 def _figure_records(team: Team) -> list[dict[str, Any]]:
