@@ -72,13 +72,23 @@ def rows_of_node(
                 fingerprint,
                 plans.get((node, device), plan),
                 ramp,
-                "; ".join(dict.fromkeys(errors)),
+                "; ".join(_each_once(errors)),
                 tuple(sorted(some, key=lambda f: f.order)),
                 _printed([job for job in mine if job.kind not in done], parts),
                 unfinished=bool(errors) and not failed,
             )
         )
     return rows
+
+
+def _each_once(errors: Sequence[str]) -> list[str]:
+    """Without what another one says within its own words: a ramp tells why its task failed."""
+    said = {text: text.partition(": ")[2] or text for text in errors}
+    return [
+        one
+        for one in said
+        if not any(said[one] != said[other] and said[one] in said[other] for other in said)
+    ]
 
 
 def _printed(jobs: Sequence[JobRecord], parts: Mapping[str, Parts]) -> dict[str, tuple[str, ...]]:

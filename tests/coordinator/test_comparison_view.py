@@ -146,7 +146,7 @@ def test_what_all_plans_share_is_shown_once() -> None:
         "a ramp on node 0",
         "a ramp on node 1",
         "a note of node 1",
-        "failed: the node died",
+        "failed: the table's end says why",
     ):
         assert text.count(once) == 1, once
     assert text.index("The task, the same on all 2") < text.index("== node-0 cuda:0: NVIDIA L4")

@@ -41,9 +41,8 @@ def screen(*rows: Row) -> str:
     return console.file.getvalue()
 
 
-def failed(host: str, *lines: str) -> Row:
-    node = NodeRecord(host, host)
-    return Row(node, error="ramp: it was not done within its 60 s", printed={"ramp": lines})
+def failed(host: str, *lines: str, error: str = "ramp: it was not done within its 60 s") -> Row:
+    return Row(NodeRecord(host, host), error=error, printed={"ramp": lines})
 
 
 def test_a_person_sees_the_end_of_it() -> None:
@@ -55,8 +54,13 @@ def test_a_person_sees_the_end_of_it() -> None:
     assert "line 16" in shown
     assert "line 15" not in shown
     many = screen(*(failed(f"gpu-{n}", *lines) for n in range(9)))
-    assert "line 39" not in many
-    assert many.count("what its ramp printed last is in --json (log_tail)") == 9
+    # The same error is told once, with one of those that it hit.
+    assert "gpu-0, gpu-1, gpu-2, gpu-3, gpu-4 and 4 more failed: ramp: it was not done" in many
+    assert "the ramp of gpu-0 printed last:" in many
+    assert many.count("line 39") == 1
+    apart = screen(*(failed(f"gpu-{n}", *lines, error=f"ramp: no {n}") for n in range(9)))
+    assert "line 39" not in apart
+    assert apart.count("what its ramp printed last is in --json (log_tail)") == 9
 
 
 def test_the_last_lines_are_bounded_and_plain() -> None:

@@ -284,6 +284,20 @@ def test_partial_results_of_a_failed_job_are_in_its_row(store: Store) -> None:
     assert row.failed and not row.unfinished
 
 
+def test_an_error_that_another_one_tells_is_told_once(store: Store) -> None:
+    run, (node,) = begin(store)
+    why = "error: WorkloadError: no tokenizer"
+    ramp = f"the task's numbers are not known ({why})"
+    for kind, error in (("fingerprint", "lost"), ("task", why), ("ramp", ramp)):
+        store.record_job(run, job(kind, kind=kind), node=node)
+        store.set_job_state(kind, "failed", error=error)
+    (row,) = store.rows_of(run)
+    assert row.error == f"fingerprint: lost; ramp: {ramp}"
+    store.record_job(run, job("z", kind="task"), node=node)
+    store.set_job_state("z", "failed", error="lost")
+    assert store.rows_of(run)[0].error.count("lost") == 2  # of two jobs, in the same words
+
+
 def test_findings_come_with_their_rows_the_worst_first(store: Store) -> None:
     run, (node,) = begin(store)
     mild = {"code": "small_shm", "severity": "info", "sentence": "/dev/shm has 64 MB"}

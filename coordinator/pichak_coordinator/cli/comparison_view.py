@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pichak_coordinator.changes import Change, by_node
+from pichak_coordinator.cli.failed_rows import failed_lines, names, reason
 from pichak_coordinator.compare import Column, Comparison, Line, show
 from pichak_coordinator.records import Finding, Row
 from pichak_coordinator.stored_faults import SEEN_BY_WATCH
@@ -41,12 +42,10 @@ _DISPENSABLE = (
 _TEXT_WIDTH = 28
 _REPORT_WIDTH = 100
 _MOST_FINDINGS = 20
-#: Of so many failed rows it is shown what their jobs printed last, and so many lines of it.
-_FEW_FAILED, _MOST_PRINTED = 3, 24
 #: Of more devices a person is shown a summary, the worst and the first; `every` shows all.
 MOST_LINES = 40
 _BLOCK = 20
-_REASONS, _MOST_REASON, _MOST_NAMES = 3, 120, 5
+_REASONS, _MOST_REASON = 3, 120
 
 _SEVERITY_STYLE = {"fail": "bold red", "warn": "yellow", "info": "dim"}
 
@@ -68,33 +67,17 @@ def render_comparison(comparison: Comparison, console: Console, *, every: bool =
             _cards(comparison, some, console)
     _say(console, comparison.pick.sentence, "bold")
     if left_out:
-        names = ", ".join(c.heading for c in left_out)
-        _say(console, f"not shown for want of room: {names} (--json has them)", "dim")
+        columns_out = ", ".join(c.heading for c in left_out)
+        _say(console, f"not shown for want of room: {columns_out} (--json has them)", "dim")
     large = len(lines) > MOST_LINES and not every
     failed = [line.row for line in lines if line.row.error]
     if large:
         failed = [row for row in failed if row.measured]  # the others are in one line of the head
-    told = failed if every else failed[:_MOST_FINDINGS]
-    for row in told:
-        word, style = ("not finished", "yellow") if row.unfinished else ("failed", "red")
-        _say(console, f"{row.node.label} {word}: {row.error}", style)
-        _printed(row, console, few=every or len(failed) <= _FEW_FAILED)
-    if len(failed) > len(told):
-        _say(console, f"{len(failed) - len(told)} more failed (--all has them)", "red")
+    for text, style in failed_lines(failed, every=every):
+        _say(console, text, style)
     if comparison.notes:
         _say(console, "\n".join(comparison.notes[:_MOST_FINDINGS]), "dim")
     _findings([line.row for line in lines], console, of_measured=large)
-
-
-def _printed(row: Row, console: Console, *, few: bool) -> None:
-    """What its failed jobs printed last; of many rows only that they did."""
-    for kind, lines in row.printed.items():
-        if few:
-            _say(console, f"  its {kind} printed last:", "dim")
-            for line in lines[-_MOST_PRINTED:]:
-                _say(console, f"    {line}", "dim")
-        else:
-            _say(console, f"  what its {kind} printed last is in --json (log_tail)", "dim")
 
 
 def _blocks(comparison: Comparison, every: bool) -> list[tuple[str, Sequence[Line]]]:
@@ -123,22 +106,13 @@ def _lost(lines: Sequence[Line]) -> list[str]:
     lost = [line.row for line in lines if not line.row.measured]
     if not lost:
         return []
-    reasons = Counter(shortened(_reason(row), _MOST_REASON) for row in lost)
+    reasons = Counter(shortened(reason(row), _MOST_REASON) for row in lost)
     told = [f"{count:,}: {why}" for why, count in reasons.most_common(_REASONS)]
     rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS))
     told += [f"{rest:,}: something else"] if rest else []
     told = list(reasons) if len(reasons) == 1 else told
-    names = ", ".join(row.node.label for row in lost[:_MOST_NAMES])
-    names += f" and {len(lost) - _MOST_NAMES:,} more" if len(lost) > _MOST_NAMES else ""
-    return [f"Nothing came from {len(lost):,} of {len(lines):,}: {names} ({'; '.join(told)})"]
-
-
-def _reason(row: Row) -> str:
-    """Its error without what differs from node to node: its own names, addresses, ids."""
-    text = row.error or "no error was told"
-    for name in sorted({row.node.host, row.node.address, row.node.node, row.node.alias} - {""}):
-        text = text.replace(name, "…")
-    return text
+    why = "; ".join(told)
+    return [f"Nothing came from {len(lost):,} of {len(lines):,}: {names(lost)} ({why})"]
 
 
 def _worst(row: Row) -> tuple[int, bool]:
@@ -172,7 +146,8 @@ def summary(lines: Sequence[Line]) -> str:
 
 
 def render_rows(rows: Sequence[Row], console: Console) -> None:
-    """Each device's plan with its sources; what all plans share is shown once, before them."""
+    """Each device's plan with its sources; what all plans share is shown once, before them. Why
+    one failed stands under the table that follows."""
     plans = [row.plan for row in rows if row.plan is not None]
     shared = shared_part(plans)
     width = min(console.width, _REPORT_WIDTH)
@@ -185,7 +160,7 @@ def render_rows(rows: Sequence[Row], console: Console) -> None:
         _title(console, f"{row.node.label}: {name}" if name else row.node.label, width)
         if row.error:
             word, style = ("not finished", "yellow") if row.unfinished else ("failed", "red")
-            _say(console, f"{word}: {row.error}", style)
+            _say(console, f"{word}: the table's end says why", style)
         if row.plan is not None:
             own = own_part(row.plan, shared)
             bare = not own.values and not own.notes

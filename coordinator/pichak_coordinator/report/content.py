@@ -295,7 +295,7 @@ def _section(store: Reader, row: Row, anchor: str, moved: Sequence[Change], know
     changed = [printable(change.sentence) for change in moved]
     if not changed and known:
         changed = ["Nothing changed beyond the measured spread since the run before."]
-    plan_gap = "" if row.plan else f"No plan was derived{f': {row.error}' if row.error else '.'}"
+    plan_gap = "" if row.plan else "No plan was derived."
     return Section(
         anchor=anchor,
         label=printable(replace(row.node, simulated=False).label),
