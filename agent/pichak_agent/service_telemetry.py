@@ -41,6 +41,10 @@ class Beside:
         self._say(f"metrics at {where}")
         return where
 
+    def state(self) -> dict[str, Any]:
+        """What whoever samples this node has seen, without its ring (`Telemetry.as_json`)."""
+        return self._telemetry.as_json(ring=False)
+
     def stop(self) -> None:
         """End both, and the process that reads NVML."""
         if self._server is not None:

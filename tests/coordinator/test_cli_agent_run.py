@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ def test_other_systems_are_told_the_variable_and_the_way_without_ray(
     assert done.exit_code == 2
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1" in done.output
     assert "`pichak agent probe --out FILE`" in done.output
+    # Nothing of an agent's jobs runs where a process cannot fork.
+    with monkeypatch.context() as windows:
+        windows.delattr(os, "fork")
+        done = call()
+        assert done.exit_code == 2
+        assert "run the agent inside WSL2" in done.output
+        assert "`pichak agent watch`" in done.output
+        assert "agent probe" not in done.output
     # With the variable it goes on, to the next thing that is wrong.
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
     assert "up to 63 letters" in call("--name", "a b").output

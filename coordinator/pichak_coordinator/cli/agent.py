@@ -16,6 +16,11 @@ class AgentGroup(LazyGroup):
             "run",
             "Join a cluster as its node and stay in it.",
         ),
+        "watch": (
+            "pichak_coordinator.cli.agent_watch",
+            "watch",
+            "Watch this machine alone, and say what is wrong.",
+        ),
         "status": (
             "pichak_coordinator.cli.agent_status",
             "status",
@@ -33,6 +38,7 @@ class AgentGroup(LazyGroup):
     cls=AgentGroup,
     epilog="\b\nExamples:\n"
     "  pichak agent run --address 10.0.0.1:6379 --token-file token\n"
+    "  pichak agent watch                       what is wrong here, also on Windows\n"
     "  pichak agent probe --data train.jsonl --out result.mpk\n"
     "  pichak import result.mpk                 on the machine that compares them\n",
 )

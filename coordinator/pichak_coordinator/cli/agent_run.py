@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import socket
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pichak_coordinator.cli.agent_voice import say, tell_warnings
 from pichak_coordinator.cli.common import EXIT_DONE, EXIT_NOTHING, UserError, examples
 from pichak_coordinator.cli.files import told_of_host
-from pichak_coordinator.text import printable
 from pichak_core.small_file import read_small
 
 if TYPE_CHECKING:
@@ -126,14 +125,14 @@ def run(
         _ray_options(ray_options),
     )
     if simulate is None:
-        beside = Beside(metrics_port, _say)
-        service = Service(how, name or socket.gethostname(), _say, beside)
+        beside = Beside(metrics_port, say)
+        service = Service(how, name or socket.gethostname(), say, beside)
     else:
         if metrics_port is not None:
             raise UserError("--metrics-port: a simulated host has no readings; leave it out")
         service = _simulated(how, simulate)
     service.even_if_another, service.objection = even_if_another, may_join
-    _tell_warnings()
+    tell_warnings()
     try:
         service.run()
     except ServiceTakenError as error:
@@ -149,28 +148,12 @@ def run(
     return EXIT_DONE
 
 
-def _say(text: str) -> None:
-    click.echo(f"pichak: {printable(text)}", err=True)
-
-
-class _Sentences(logging.Handler):
-    """What the agent's parts warn of, as everything else is said here."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        _say(record.getMessage())
-
-
-def _tell_warnings() -> None:
-    logger = logging.getLogger("pichak_agent")
-    logger.handlers, logger.propagate = [_Sentences(logging.WARNING)], False
-
-
 def _simulated(how: RayStart, file: Path) -> Service:
     """The service of a host that does not exist; several of them run on one machine."""
     from pichak_agent.simulation import simulated_service
 
     with told_of_host(file):
-        return simulated_service(how, file, _say)
+        return simulated_service(how, file, say)
 
 
 def _check_name(name: str) -> None:
@@ -186,11 +169,20 @@ def _check_system() -> None:
     """Ray makes clusters of Linux machines only, unless it is told otherwise (field case 83)."""
     from pichak_core.devices.host import IS_LINUX
 
-    if not IS_LINUX and not os.environ.get(_OTHER_SYSTEMS):
+    if IS_LINUX or os.environ.get(_OTHER_SYSTEMS):
+        return
+    refused = (
+        f"Ray joins no cluster on this system unless {_OTHER_SYSTEMS}=1 is set, and does not "
+        "support it"
+    )
+    if hasattr(os, "fork"):
         raise UserError(
-            f"Ray joins no cluster on this system unless {_OTHER_SYSTEMS}=1 is set, and does not "
-            "support it; `pichak agent probe --out FILE` measures this machine without Ray"
+            f"{refused}; `pichak agent probe --out FILE` measures this machine without Ray"
         )
+    raise UserError(
+        f"{refused}, and an agent's jobs need fork(), which it lacks: run the agent inside WSL2; "
+        "`pichak agent watch` watches this machine's GPUs from here"
+    )
 
 
 def _check_address(address: str) -> None:
@@ -220,7 +212,7 @@ def _check_token(file: Path | None) -> None:
             "the head"
         )
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        _say(f"others on this machine can read the token in {file}: chmod 600 {file}")
+        say(f"others on this machine can read the token in {file}: chmod 600 {file}")
 
 
 def _check_open(address: str, insecure: bool) -> None:
