@@ -53,8 +53,7 @@ ADAPTER_SHARED = CounterPath("GPU Adapter Memory", "Shared Usage")
 PATHS = (PROCESS_DEDICATED, PROCESS_SHARED, ADAPTER_DEDICATED, ADAPTER_SHARED)
 
 
-@dataclass(frozen=True)
-class CounterItem:
+class CounterItem(NamedTuple):
     """One instance of a counter; `value` is signed, as PDH gives it, and means something only
     where `status` says that it is valid."""
 
