@@ -91,7 +91,7 @@ class ProcessId(NamedTuple):
 
 
 #: Who read the memory counters of a process: it did itself, in one moment with what its allocator
-#: holds; or the agent did, shortly before or after the process told that.
+#: holds; or the agent did, between two tells of it.
 TOLD, COUNTED = "read by the process itself", "read by the agent"
 
 
