@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from pichak_coordinator.interrupts import held_back
-from pichak_coordinator.open_cluster import serves_without_token
+from pichak_coordinator.open_cluster import ask
 
 #: Actors and their names live here, so that a second run finds the agents of the first.
 NAMESPACE = "pichak"
@@ -156,7 +156,7 @@ class Cluster:
             refuse_open_cluster(where, insecure=insecure)
             if where != "auto":  # Ray says itself that there is none on this machine
                 _refuse_silent_address(where, "'auto' is " if self.address == "auto" else "")
-                refuse_cluster_without_token(where, insecure=insecure)
+                refuse_what_answers(where, insecure=insecure)
         # A thread of Ray's prints the cluster's events on standard output, where results belong.
         self._quiet = contextlib.redirect_stdout(io.StringIO())
         self._quiet.__enter__()
@@ -301,19 +301,39 @@ def reason_of(text: str, most: int = 300) -> str:
     return f"{head[: most // 3]} … {last[-(most * 2 // 3) :]}"
 
 
-def refuse_cluster_without_token(
-    address: str, *, insecure: bool, timeout_seconds: float = CONNECT_SECONDS
+def refuse_what_answers(
+    address: str,
+    *,
+    insecure: bool,
+    has_token: bool | None = None,
+    timeout_seconds: float = CONNECT_SECONDS,
 ) -> None:
-    """`ClusterError` for a cluster off loopback that answers without a token: a client with one
-    joins it and does not notice. One that does not answer in time is let pass."""
-    if insecure or _is_loopback(address):
-        return
+    """`ClusterError` for what no cluster is, for one off loopback that answers without a token (a
+    client with one joins it and does not notice), and for one that wants a token where this side
+    is told to use none (`has_token`, by default what RAY_AUTH_MODE says): Ray would knock at them
+    for long and blame the network. Who does not answer in time is let pass."""
     host, _, port = address.rpartition(":")
-    if serves_without_token(host.strip("[]"), int(port), timeout_seconds):
+    answer = ask(host.strip("[]"), int(port), timeout_seconds)
+    mode = os.environ.get("RAY_AUTH_MODE", "token").lower()
+    if answer.who in ("web server", "other"):
+        said = f"another program ({answer.banner!r})"
+        what = "a web server" if answer.who == "web server" else said
+        raise ClusterError(
+            f"what answers at {address} is {what} and no Ray head: give the port of `ray start "
+            "--head --port` (6379 without it; 8265 is the dashboard's)"
+        )
+    if answer.who == "open" and not insecure and not _is_loopback(address):
         raise ClusterError(
             f"the cluster at {address} answers without a token: whoever reaches it can run code on "
             "all of its nodes; start it with RAY_AUTH_MODE=token on each of them, or pass "
             "--insecure if its network is private"
+        )
+    uses_token = mode == "token" if has_token is None else has_token
+    if answer.who == "asks for a token" and not uses_token:
+        raise ClusterError(
+            f"the cluster at {address} wants its token, and this side is told to use none "
+            f"(RAY_AUTH_MODE={mode}): unset RAY_AUTH_MODE, and put the cluster's token into "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN (on the head: `ray get-auth-token`)"
         )
 
 

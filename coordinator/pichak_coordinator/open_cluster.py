@@ -1,4 +1,5 @@
-"""Whether a Ray cluster serves whoever asks: one question to its head, without a token.
+"""Who answers at an address, and whether a Ray cluster there serves whoever asks: one question to
+its head, without a token.
 
 A client that has a token joins an open cluster without noticing. So the head is asked over plain
 HTTP/2, as gRPC does, for its cluster id, which a cluster with authentication tells nobody without
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 _METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -18,23 +21,52 @@ _NO_MESSAGE = b"\x00\x00\x00\x00\x00"
 #: More than any answer to the question has.
 _MOST_BYTES = 65536
 _HEADER_BYTES = 9
+_BANNER_BYTES, _LEAST_BANNER_BYTES = 60, 4
 
 
-def serves_without_token(host: str, port: int, timeout_seconds: float = 5.0) -> bool | None:
-    """True when it answered, False when it asked for a token, None when it said neither (TLS,
-    another program, no answer in time)."""
+Who = Literal["open", "asks for a token", "web server", "other", ""]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Who answered: a head that serves whoever asks ("open") or that asked for a token, a web
+    server, another program, or nobody that says who it is (TLS, no answer in time): "". `banner` is
+    the beginning of what another program said."""
+
+    who: Who = ""
+    banner: str = ""
+
+
+def ask(host: str, port: int, timeout_seconds: float = 5.0) -> Answer:
+    """Put the question, and wait no longer than this for each piece of the answer."""
+    heard = bytearray()
     try:
         with socket.create_connection((host, port), timeout_seconds) as link:
             link.settimeout(timeout_seconds)
             link.sendall(_question(f"{host}:{port}"))
-            for kind, stream, payload in _frames(link):
+            for kind, stream, payload in _frames(link, heard):
                 if kind == _DATA and stream == 1:
-                    return True
+                    return Answer("open")
                 if kind == _HEADERS and b"grpc-status\x0216" in payload:
-                    return False
+                    return Answer("asks for a token")
     except OSError:
-        return None
-    return None
+        pass  # what was heard until then may tell
+    return _stranger(bytes(heard))
+
+
+def serves_without_token(host: str, port: int, timeout_seconds: float = 5.0) -> bool | None:
+    """True when it answered, False when it asked for a token, None when it said neither."""
+    return {"open": True, "asks for a token": False}.get(ask(host, port, timeout_seconds).who)
+
+
+def _stranger(heard: bytes) -> Answer:
+    """Who speaks in words where a head sends frames."""
+    first = heard[:_BANNER_BYTES].split(b"\n")[0].strip()
+    if first.startswith((b"HTTP/", b"<")):
+        return Answer("web server")
+    if len(first) >= _LEAST_BANNER_BYTES and all(32 <= byte < 127 for byte in first):
+        return Answer("other", first.decode("ascii"))
+    return Answer()
 
 
 def _question(authority: str) -> bytes:
@@ -68,8 +100,8 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return head + payload
 
 
-def _frames(link: socket.socket) -> Iterator[tuple[int, int, bytes]]:
-    """(kind, stream, payload) of what arrives, until the answer's end."""
+def _frames(link: socket.socket, heard: bytearray) -> Iterator[tuple[int, int, bytes]]:
+    """(kind, stream, payload) of what arrives, until the answer's end; its beginning is `heard`."""
     held, taken = b"", 0
     while taken < _MOST_BYTES:
         while len(held) < _HEADER_BYTES or len(held) < _HEADER_BYTES + _length(held):
@@ -77,6 +109,9 @@ def _frames(link: socket.socket) -> Iterator[tuple[int, int, bytes]]:
             if not piece or len(held) > _MOST_BYTES:
                 return
             held += piece
+            heard += piece[: max(0, _BANNER_BYTES - len(heard))]
+            if len(heard) >= _HEADER_BYTES and heard[3] != _SETTINGS:
+                return  # with these a server of HTTP/2 begins: it is none
         kind, flags, stream = held[3], held[4], int.from_bytes(held[5:9], "big")
         end = _HEADER_BYTES + _length(held)
         yield kind, stream, held[_HEADER_BYTES:end]

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from pichak_coordinator import cluster
 from pichak_coordinator.cli import app
 from pichak_coordinator.cluster import Cluster, ClusterError
-from pichak_coordinator.open_cluster import serves_without_token
+from pichak_coordinator.open_cluster import Answer, ask, serves_without_token
 
 #: What heads of Ray 2.60 sent.
 SETTINGS = bytes.fromhex("00001e040000000000") + bytes(30) + bytes.fromhex("000000040100000000")
@@ -63,6 +63,48 @@ def answering(data: bytes) -> Iterator[int]:
 def test_what_a_head_says_without_a_token(data: bytes, said: bool | None) -> None:
     with answering(data) as port:
         assert serves_without_token("127.0.0.1", port, 2.0) is said
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Answer("web server")),
+        (b"<!DOCTYPE HTML>\n<html>", Answer("web server")),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", Answer("other", "SSH-2.0-OpenSSH_9.6")),
+        (b"-ERR wrong number of arguments\r\n", Answer("other", "-ERR wrong number of arguments")),
+        (b"\x15\x03\x01\x00\x02\x02\x46", Answer()),  # TLS: it may be a head behind it
+        (OPEN, Answer("open")),
+        (CLOSED, Answer("asks for a token")),
+        (b"", Answer()),
+    ],
+)
+def test_who_answers(data: bytes, answer: Answer) -> None:
+    with answering(data) as port:
+        assert ask("127.0.0.1", port, 2.0) == answer
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is a web server and no Ray head: give the port of"),
+        (b"SSH-2.0-x\r\n", "is another program ('SSH-2.0-x') and no Ray head"),
+        (CLOSED, "wants its token, and this side is told to use none (RAY_AUTH_MODE=disabled)"),
+    ],
+)
+def test_what_cannot_be_joined_is_told_at_once_also_on_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, said: str
+) -> None:
+    """Ray itself knocks for minutes, and blames the network."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("PICHAK_HOME", str(tmp_path / "home"))
+    with answering(data) as port:
+        with pytest.raises(ClusterError) as told:
+            Cluster(f"127.0.0.1:{port}", insecure=True)
+        assert said in str(told.value)
+        run = ["agent", "run", "--address", f"127.0.0.1:{port}", "--insecure", "--even-if-another"]
+        done = CliRunner().invoke(app, run)
+    assert done.exit_code == 2, done.output
+    assert said in done.output
 
 
 def test_nobody_there() -> None:

@@ -111,7 +111,7 @@ def run(
     _check_token(token_file)
     if token_file is None:
         _check_open(address, insecure)
-    may_join = partial(_why_not_joined, address, insecure)
+    may_join = partial(_why_not_joined, address, insecure, token_file)
     _check_name(name)
     how = RayStart(
         address,
@@ -224,12 +224,17 @@ def _check_open(address: str, insecure: bool) -> None:
         raise UserError(str(error)) from error
 
 
-def _why_not_joined(address: str, insecure: bool) -> str:
-    """Why a cluster that answers is not to be joined, "" where it may be."""
-    from pichak_coordinator.cluster import ClusterError, refuse_cluster_without_token
+def _why_not_joined(address: str, insecure: bool, token_file: Path | None) -> str:
+    """Why what answers is not to be joined, "" where it may be."""
+    from pichak_coordinator.cluster import ClusterError, refuse_what_answers
 
     try:
-        refuse_cluster_without_token(address, insecure=insecure, timeout_seconds=_ASK_SECONDS)
+        refuse_what_answers(
+            address,
+            insecure=insecure,
+            has_token=None if token_file is None else True,
+            timeout_seconds=_ASK_SECONDS,
+        )
     except ClusterError as error:
         return str(error)
     return ""
