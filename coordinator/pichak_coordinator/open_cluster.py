@@ -51,12 +51,26 @@ def ask(host: str, port: int, timeout_seconds: float = 5.0) -> Answer:
                     return Answer("asks for a token")
     except OSError:
         pass  # what was heard until then may tell
+    if not heard:
+        heard += _said_to_http(host, port, timeout_seconds)
     return _stranger(bytes(heard))
 
 
 def serves_without_token(host: str, port: int, timeout_seconds: float = 5.0) -> bool | None:
     """True when it answered, False when it asked for a token, None when it said neither."""
     return {"open": True, "asks for a token": False}.get(ask(host, port, timeout_seconds).who)
+
+
+def _said_to_http(host: str, port: int, timeout_seconds: float) -> bytes:
+    """What comes back to a request of the web. A server that leaves a question unread resets the
+    connection, and its own answer goes with that."""
+    try:
+        with socket.create_connection((host, port), timeout_seconds) as link:
+            link.settimeout(timeout_seconds)
+            link.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
+            return link.recv(_BANNER_BYTES)
+    except OSError:
+        return b""
 
 
 def _stranger(heard: bytes) -> Answer:

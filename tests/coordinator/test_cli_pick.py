@@ -81,6 +81,29 @@ def test_the_page(path: Path) -> None:
     assert "price" not in words
 
 
+def test_a_narrow_page_breaks_no_word(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = picked(3, "--store", path)
+    for width in (30, 60, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = call("fleet", "pick", 3, "--store", path).stdout
+        assert max(map(len, text.splitlines())) <= width
+        for member in record["members"]:
+            line = next(x for x in text.splitlines() if x.startswith(f"rank {member['rank']}:")
+                        or x.split()[:1] == [str(member["rank"])])  # fmt: skip
+            assert member["host"] in line
+        for word in ("own part", "alone", "to the next", "tok/s", "MB/s"):
+            assert word in text
+
+
+@pytest.mark.parametrize("count", ["-1", "-12", "-1.5"])
+def test_fewer_than_none_is_a_sentence(path: Path, count: str) -> None:
+    """To the command line it is an option that there is not."""
+    done = call("fleet", "pick", count, "--store", path)
+    assert done.exit_code == 2
+    assert done.stderr == f"pichak: N is {count}: give how many devices to pick, 1 or more\n"
+    assert "No such option '--nope'" in call("fleet", "pick", 2, "--nope").stderr
+
+
 def test_csv_and_markdown_say_all_that_the_page_says(path: Path) -> None:
     asked = ["fleet", "pick", 2, "--store", path, "--without", "gamma", "--format"]
     lines = list(csv.DictReader(io.StringIO(call(*asked, "csv").stdout)))

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,17 @@ def test_what_a_head_says_without_a_token(data: bytes, said: bool | None) -> Non
 def test_who_answers(data: bytes, answer: Answer) -> None:
     with answering(data) as port:
         assert ask("127.0.0.1", port, 2.0) == answer
+
+
+def test_a_web_server_of_pythons_own_is_known() -> None:
+    """It leaves the question unread, and the connection is reset with its answer."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            found = [ask("127.0.0.1", server.server_address[1], 2.0).who for _ in range(3)]
+        finally:
+            server.shutdown()
+    assert found == ["web server"] * 3
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ EVIL = "</script><script>window.hacked=1</script><img src=x onerror='window.hack
 _SECONDS = 120.0
 CLOSE_ALL = "document.querySelectorAll('details.device').forEach((each) => (each.open = false))"
 
+LINES_OF_MARKS = """[...document.querySelectorAll("#table tbody th bdi")].map((each) => {
+  const [text, mark, at] = [each.firstChild, "(simulated)", document.createRange()];
+  at.setStart(text, text.data.indexOf(mark));
+  at.setEnd(text, text.data.indexOf(mark) + mark.length);
+  return at.getClientRects().length;
+})"""
+
 
 class Browser:
     """One page of a headless Chromium."""
@@ -200,6 +207,8 @@ def test_it_is_drawn_without_an_error_or_a_request_and_fits(
     assert browser.js("document.querySelectorAll('img[src=x]').length") == 0
     # Nothing but what scrolls by itself is wider than the window.
     assert browser.js("document.documentElement.scrollWidth <= innerWidth")
+    # The mark of the simulated, behind a node's name, is in one line.
+    assert browser.js(LINES_OF_MARKS) == [1] * 4
     background = browser.js("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(18, 22, 28)" if dark else "rgb(255, 255, 255)")
     text = browser.js("getComputedStyle(document.querySelector('.device .plot .ytitle')).fill")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,12 +33,28 @@ if TYPE_CHECKING:
 _MOST_ROWS = 10**9
 
 
+class _Counting(click.Command):
+    """To click a negative N is an option that there is not."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.NoSuchOption as error:
+            for word in args:
+                if re.fullmatch(r"-[0-9][0-9.]*", word):
+                    raise UserError(
+                        f"N is {word}: give how many devices to pick, 1 or more"
+                    ) from error
+            raise
+
+
 @click.command(
+    cls=_Counting,
     epilog="\b\nExamples:\n"
     "  pichak fleet pick 4                           of the newest run, the fastest four\n"
     "  pichak fleet pick 8 --prices prices.toml --by cost\n"
     "  pichak fleet pick 2 20261130T0912 --gradient-mib 540 --json\n"
-    "  pichak fleet pick 4 --assume-link-mbit 10000  where links were not measured\n"
+    "  pichak fleet pick 4 --assume-link-mbit 10000  where links were not measured\n",
 )
 @click.argument("count", type=click.IntRange(1, 100_000), metavar="N")
 @click.argument("run", default="")

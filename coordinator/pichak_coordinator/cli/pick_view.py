@@ -3,6 +3,7 @@ with its sources, what holds it back, and who was left out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from pichak_core.plan import Value, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _LISTED = 20
 #: Columns of `member_records` that hold figures.
@@ -155,37 +157,68 @@ def member_records(team: Team) -> list[dict[str, Any]]:
     return made
 
 
+_HEADS = (
+    ("rank", "rank"),
+    ("node", "node"),
+    ("device", "device"),
+    ("rows", "rows\na step"),
+    ("own part, s", "own part\ns"),
+    ("alone, tok/s", "alone\ntok/s"),
+    ("to the next, MB/s", "to the next\nMB/s"),
+)
+_WORDS = ("node", "device")
+
+
 def _members(team: Team, console: Console) -> None:
-    from rich import box
-    from rich.table import Table
+    """A table, without the devices' names where they have no room, or a block for each member."""
     from rich.text import Text
 
+    rows = _shown_members(team)
+    for left_out in ((), ("device",)):
+        table = _table([n for n, (name, _) in enumerate(_HEADS) if name not in left_out], rows)
+        room = console.options.update(width=10_000)
+        if console.measure(table, options=room).maximum <= console.width:
+            console.print(table)
+            return
+    for row in rows:
+        console.print(Text(f"rank {row[0]}: {row[1]}", style="bold", overflow="fold"))
+        for (name, _), cell in list(zip(_HEADS, row, strict=True))[2:]:
+            console.print(Text(f"  {name}: {cell}", overflow="fold"))
+
+
+def _shown_members(team: Team) -> list[list[str]]:
     after = {source: link for source, _, link in team.ring}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    for heading, side in (
-        ("rank", "right"),
-        ("node", "left"),
-        ("device", "left"),
-        ("rows\na step", "right"),
-        ("own part\ns", "right"),
-        ("alone\ntok/s", "right"),
-        ("to the next\nMB/s", "right"),
-    ):
-        table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
+    rows = []
     for rank, member in enumerate(team.members[:_LISTED]):
         node = member.row.node
         link = after.get(node.alias or node.host or node.node)
         mark = "" if link is None or link.measured else " assumed"
-        table.add_row(
-            str(rank),
-            Text(printable(member.label)),
-            Text(printable(node.device_name or node.device)),
-            str(team.rows_each),
-            format_number(member.step_seconds(team.rows_each)),
-            format_number(member.tokens_per_second),
-            "–" if link is None else f"{format_number(link.mb_s)}{mark}",
+        rows.append(
+            [
+                str(rank),
+                printable(member.label),
+                printable(node.device_name or node.device),
+                str(team.rows_each),
+                format_number(member.step_seconds(team.rows_each)),
+                format_number(member.tokens_per_second),
+                "–" if link is None else f"{format_number(link.mb_s)}{mark}",
+            ]
         )
-    console.print(table)
+    return rows
+
+
+def _table(columns: Sequence[int], rows: Sequence[Sequence[str]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+    for n in columns:
+        name, heading = _HEADS[n]
+        table.add_column(heading, justify="left" if name in _WORDS else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(row[n]) for n in columns))
+    return table
 
 
 def _figure(console: Console, name: str, figure: Value | Unmeasured) -> None:
