@@ -109,9 +109,9 @@ def _runs(store: Any, limit: int, watch: bool, form: str) -> int:
         if form != "csv":  # to a person, what came to its end as it should says nothing of it
             listed = [{**r, "state": r["state"].replace("ended", "")} for r in listed]
         print_records(listed, form, right=("seconds", "rows", "failed"), dispensable=extra)
-        for end in ends.values():
-            if end.sentence:
-                click.echo(f"pichak: {printable(end.sentence)}", err=True)
+        newest = next((end.sentence for end in ends.values() if end.sentence), "")
+        if newest:
+            click.echo(f"pichak: {printable(newest)}", err=True)
     if not listed and every:
         count = "1 run" if len(every) == 1 else f"{len(every):,} runs"
         click.echo(f"pichak: {count} of `pichak fleet watch` only: --watch lists them", err=True)
