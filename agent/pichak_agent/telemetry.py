@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pichak_agent.metrics_text import metrics_text
 from pichak_agent.nvml_keeper import NvmlKeeper
 from pichak_agent.own_jobs import OwnJobs, telemetry_folder
 from pichak_agent.readings import OwnUse, Reading
+from pichak_agent.state_file import SCHEMA, StateFile, known_gpus
 from pichak_agent.watch import Watch
 from pichak_agent.watch_rules import RULES
 from pichak_core.devices import gpu_counter_session
@@ -48,7 +49,6 @@ _STATE_SECONDS = 10.0
 #: A state that is older than this says nothing about now.
 STALE_SECONDS = 90.0
 _COST_SECONDS = 60.0
-_SCHEMA = 1
 #: Starts the process that reads the system's GPU memory counters; None where there are none.
 _COUNTERS = gpu_counter_session()
 
@@ -77,6 +77,7 @@ class Telemetry:
     ) -> None:
         self.folder = telemetry_folder(home)
         self.state_file = self.folder / "state.json"
+        self._state_file = StateFile(self.state_file, self._note)
         self._file_lock = FileLock(self.folder / "lock")
         self._own = OwnJobs(home).uses if own is None else own
         self._clock, self._steady = clock, steady
@@ -149,7 +150,7 @@ class Telemetry:
                 made = self._state()
                 made["ring"] = [reading.as_dict() for reading in self._ring] if ring else []
             return made
-        made = self._read_state()
+        made = self._state_file.read()
         made["stale"] = not -STALE_SECONDS < self._clock() - made["at_unix"] < STALE_SECONDS
         if made["stale"]:
             made["findings"] = []
@@ -191,7 +192,7 @@ class Telemetry:
             text = json.dumps(self._state()) if due else ""
         if due:
             self._written = reading.steady_seconds
-            self._write(text)
+            self._state_file.write(text)
         spent = time.thread_time() - before
         self._own_cpu += spent
         if self._samples == 1:
@@ -252,7 +253,7 @@ class Telemetry:
         if taken:
             self.interval_seconds = self._shortest
             # Which GPUs the node had is known from whoever sampled it before, since its boot.
-            self._watch = Watch(RULES, _known_gpus(self._read_state()))
+            self._watch = Watch(RULES, known_gpus(self._state_file.read()))
         return taken
 
     def _give_up(self) -> None:
@@ -267,7 +268,7 @@ class Telemetry:
         keeper = self._keeper
         elapsed = max(1e-9, self._clock() - self._began)
         return {
-            "schema": _SCHEMA,
+            "schema": SCHEMA,
             "at_unix": latest.at_unix if latest else self._began,
             "source": f"pid {os.getpid()}",
             "stale": False,
@@ -290,41 +291,10 @@ class Telemetry:
             "ring": [],
         }
 
-    def _write(self, text: str) -> None:
-        part = self.state_file.with_suffix(".part")
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(self.state_file)
-        except OSError as error:
-            self._note(
-                f"the readings of this machine cannot be written to {self.state_file} "
-                f"({error.strerror or error}), so no other process sees them until they can: free "
-                "some of that disk, or let this user write there"
-            )
-
-    def _read_state(self) -> dict[str, Any]:
-        empty: dict[str, Any] = {"schema": _SCHEMA, "at_unix": 0.0, "source": "nobody"}
-        empty |= {"latest": None, "gpus": [], "findings": [], "ring": [], "problems": []}
-        empty |= {"had": {}, "gaps": {}, "nvml": {"gap": "", "system": {}, "incidents": []}}
-        try:
-            found = json.loads(self.state_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return empty
-        if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
-            return empty
-        return {**empty, **found}
-
     def _note(self, problem: str) -> None:
         if problem not in self._problems:
             _LOG.warning(problem)
             self._problems.append(problem)
-
-
-def _known_gpus(state: Mapping[str, Any]) -> dict[str, str]:
-    had = state.get("had")
-    if not isinstance(had, dict):
-        return {}
-    return {str(uuid): str(name) for uuid, name in had.items()}
 
 
 def _gpus(reading: Reading | None) -> Sequence[dict[str, Any]]:

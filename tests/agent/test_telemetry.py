@@ -82,6 +82,24 @@ def test_a_state_file_that_is_none_is_nobody(tmp_path: Path, content: str) -> No
     assert telemetry.as_json()["source"] == "nobody"
 
 
+def test_a_state_that_cannot_be_written_is_told_when_it_lasts(tmp_path: Path) -> None:
+    now = [1000.0]
+    telemetry = Telemetry(tmp_path, start_nvml=None, steady=lambda: now[0])
+    telemetry.tick()
+    telemetry.state_file.unlink()
+    telemetry.state_file.mkdir()  # no file replaces a folder
+
+    def problems() -> list[str]:
+        now[0] += 11.0
+        telemetry.tick()
+        return list(telemetry.as_json()["problems"])
+
+    assert problems() == []  # once is a reader that had it open, on Windows
+    (problem,) = problems()
+    assert f"cannot be written to {telemetry.state_file}" in problem
+    telemetry.stop()
+
+
 def test_the_interval_grows_with_what_nvml_takes(tmp_path: Path) -> None:
     telemetry = Telemetry(tmp_path, start_nvml=played("datacentre_h100"))
     telemetry.tick()
