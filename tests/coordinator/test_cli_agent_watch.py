@@ -194,6 +194,8 @@ def test_on_windows_it_watches_without_posix(
                 text = answer.read().decode()
             time.sleep(0.1)
         assert f'pci_address="01:00.0"}} {2**30}' in text, (text, made.err)
-        there.write_text(json.dumps({"processes": {}, "status": 0xC0000BC6}))
+        part = tmp_path / "part"  # the process may read it at any moment
+        part.write_text(json.dumps({"processes": {}, "status": 0xC0000BC6}))
+        part.replace(there)
         made.until("GPU memory counters: spill unknown: PdhCollectQueryData failed")
         assert made.end(signal.SIGINT) == 0, "".join(made.err)
