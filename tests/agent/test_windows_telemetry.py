@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from fake_windows import FakeWindows, SessionInProcess
+from prometheus_client.parser import text_string_to_metric_families
 
 from pichak_agent.messages import Job
 from pichak_agent.own_jobs import OwnJobs
@@ -213,9 +214,14 @@ def test_from_the_counters_to_ring_json_and_prometheus(node: Node) -> None:
             "pichak_gpu_memory_counters_up 1.0",
         ):
             assert text.count(line) == 1, line
-        for metric in ("gpu_card_shared_bytes", "gpu_process_shared_bytes"):
-            helps = [each for each in text if each.startswith(f"# HELP pichak_{metric} ")]
-            assert len(helps) == 1
+        # As Prometheus' own library reads it.
+        told = text_string_to_metric_families(node.telemetry.prometheus())
+        families = {family.name: family for family in told}
+        family = families["pichak_gpu_process_shared_bytes"]
+        assert (family.type, len(family.samples)) == ("gauge", 1)
+        assert "system memory" in family.documentation
+        assert family.samples[0].labels["source"] == COUNTED
+        assert family.samples[0].value == 90 * MIB
     node.pass_seconds(3)
     assert "own_memory" not in node.state  # the training has ended
     assert node.state["cards"]
