@@ -22,7 +22,7 @@ from curves import Curve  # noqa: E402
 from faults import Faults  # noqa: E402
 from fleet import MARK, Raylets, SmallDisk, agents, everybody, wait_gone  # noqa: E402
 from ledger import CountingStore, Key, Spools  # noqa: E402
-from verdict import HOUR, control_groups, environment, groups_left, judge  # noqa: E402
+from soak_rule import HOUR, control_groups, environment, groups_left, judge  # noqa: E402
 from work import KINDS, Kind, Stream  # noqa: E402
 
 from pichak_agent.home import temporary_root  # noqa: E402
