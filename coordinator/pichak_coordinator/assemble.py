@@ -57,10 +57,11 @@ def rows_of_node(
         # A run that was resumed did again what had not come to its end.
         done = {job.kind for job in mine if job.state == "done" and job.kind in _ONCE}
         errors += [text for job in mine if job.kind not in done and (text := _job_error(job))]
+        here = {job.kind for job in mine if job.state == "done" and job.job_id in parts}
         errors += [
             f"{job.kind}: done, but its result is not here; import the whole file that it came in"
             for job in mine
-            if job.state == "done" and job.job_id not in parts
+            if job.state == "done" and job.job_id not in parts and job.kind not in here
         ]
         failed = bool(node_error) or any(
             job.state in FINAL and _job_error(job) for job in mine if job.kind not in done

@@ -121,19 +121,31 @@ def run_to_go_on(store: Reader, command: str, settings: Mapping[str, Any]) -> Ru
 
 
 def _left_undone(store: Reader, run: str) -> bool:
-    """Whether a job of it was called off, or never ended, whose like was not done later, the task
-    on any node."""
+    """Whether a job of it was called off, or never ended, or its result is not here, whose like was
+    not done later, the task on any node."""
     called_off, done = set(), set()
+    lost = without_result(store, run)
     for job in store.jobs(run):
         what = ("", "", job.kind) if job.kind == "task" else (job.node, job.device, job.kind)
-        if job.state == "cancelled" or job.state not in FINAL:
+        if job.state == "cancelled" or job.state not in FINAL or job.job_id in lost:
             called_off.add(what)
         elif job.state == "done":
             done.add(what)
     return not called_off <= done
 
 
+def without_result(store: Reader, run: str) -> set[str]:
+    """Jobs of a run that were done and whose result is not in the store: of a file that ended too
+    early the jobs came, and the results behind them did not."""
+    found = store.each(
+        "SELECT job_id FROM jobs WHERE run = ? AND state = 'done' AND NOT EXISTS (SELECT 1 FROM "
+        "outcomes o WHERE o.job_id = jobs.job_id AND (status = 'ok' OR attempt >= attempts))",
+        run,
+    )
+    return {str(record[0]) for record in found}
+
+
 def count_ended(store: Reader, run: str) -> tuple[int, int]:
-    """(jobs that were done, all jobs) of a run."""
+    """(jobs that were done and whose result is here, all jobs) of a run."""
     states = [job.state for job in store.jobs(run)]
-    return states.count("done"), len(states)
+    return states.count("done") - len(without_result(store, run)), len(states)

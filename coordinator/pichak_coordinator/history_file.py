@@ -6,6 +6,10 @@ two overlapping exports, changes nothing the second time.
 
 Of a watch its events and what it remembers of each device travel, where everything does; its
 schedule, its budget and who it is do not. What the other machine's own watch remembers stays.
+
+Files of older stores are read too: they are the archive of what was pruned. A migration that
+changes a column of one of `TABLES` must therefore say here what a row of before becomes, or raise
+`_OLDEST_STORE` and tell in the CHANGELOG whose exports are no longer read.
 """
 
 # ruff: noqa: S608  - the SQL is put together from constants of this package; values are bound.
@@ -26,6 +30,9 @@ from pichak_coordinator.store import Store
 from pichak_coordinator.store_read import Reader
 
 _KIND = "history"
+#: Since this schema of the store the columns of `TABLES` are what they are; those of a watch are
+#: there since 2.
+_OLDEST_STORE = 1
 
 #: Which rows of a table belong to a run; `?` is the run.
 _OF_RUN = {
@@ -166,12 +173,7 @@ def _import(store: Store, path: Path, partial: bool) -> Added:
     head = next(frames, None)
     if not isinstance(head, dict) or head.get("file") != _KIND:
         raise ValueError("not a file of `pichak export`")
-    if head.get("schema") != SCHEMA or head.get("store") != store.schema():
-        raise ValueError(
-            f"written by another version (schema {str(head.get('schema'))[:20]}, store "
-            f"{str(head.get('store'))[:20]}; here {SCHEMA} and {store.schema()}): install the same "
-            "pichak-fleet version on both machines"
-        )
+    _refuse_other_version(head.get("schema"), head.get("store"), store.schema())
     columns = {table: store.columns(table) for table in TABLES}
     newest = (float("-inf"), "")
     for record in frames:
@@ -201,6 +203,22 @@ def _import(store: Store, path: Path, partial: bool) -> Added:
         raise ValueError("nothing in it is whole: copy it again")
     added.newest = (newest[1],) if newest[1] else ()
     return added
+
+
+def _refuse_other_version(schema: Any, wrote: Any, here: int) -> None:
+    """Rows of an older store are what they are here; nobody knows what a newer one holds."""
+    if (type(schema), schema) == (int, SCHEMA) and type(wrote) is int:
+        if _OLDEST_STORE <= wrote <= here:
+            return
+        if wrote > here:
+            raise ValueError(
+                f"written by a newer pichak-fleet (store {wrote}; this one knows {here}): install "
+                "that version here too"
+            )
+    raise ValueError(
+        f"written by another version (schema {str(schema)[:20]}, store {str(wrote)[:20]}; here "
+        f"{SCHEMA} and {here}): install the same pichak-fleet version on both machines"
+    )
 
 
 def _is_cut(path: Path) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from pichak_agent.messages import MessageError, Outcome, decode
-from pichak_coordinator.cut_runs import OpenJob, open_jobs, settle
+from pichak_coordinator.cut_runs import OpenJob, open_jobs, settle, without_result
 from pichak_coordinator.dispatch import Dispatcher
 from pichak_coordinator.store import Store
 from pichak_core.plan import Plan
@@ -69,10 +69,11 @@ class Remains:
 
 
 def done_before(store: Store, run: str) -> dict[tuple[str, str], set[str]]:
-    """(node, device) -> the kinds of its jobs that were done in `run`."""
+    """(node, device) -> the kinds of its jobs that were done in `run`, and whose result is here."""
     made: dict[tuple[str, str], set[str]] = {}
+    lost = without_result(store, run)
     for job in store.jobs(run):
-        if job.state == "done":
+        if job.state == "done" and job.job_id not in lost:
             made.setdefault((job.node, job.device), set()).add(job.kind)
     return made
 

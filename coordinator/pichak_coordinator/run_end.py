@@ -12,6 +12,7 @@ from pichak_coordinator.cut_runs import (
     count_ended,
     run_to_go_on,
     still_at_it,
+    without_result,
 )
 from pichak_coordinator.database import default_path
 from pichak_coordinator.records import Run
@@ -53,6 +54,11 @@ def end_of(store: Reader, run: Run) -> RunEnd:
 def _kept(store: Reader, run: Run) -> str:
     done, jobs = count_ended(store, run.run)
     text = f"{done} of {jobs} jobs were done, and what they measured is kept"
+    if lost := len(without_result(store, run.run)):
+        text = (
+            f"the results of {done} of {jobs} jobs are here, and those of {lost} more were cut off "
+            "with the file that they came in: import the whole file"
+        )
     if not jobs:
         text = "nothing was measured yet"
     if not _goes_on(store, run):

@@ -77,7 +77,7 @@ def test_which_run_can_go_on(tmp_path: Path) -> None:
         store.set_job_state("c", "cancelled", error="interrupted")
         assert run_to_go_on(store, COMMAND, settings).run == run
         # What was called off once and done later is not left.
-        store.set_job_state("d", "done")
+        store.record_outcome(encode(Outcome("d", 1, "fingerprint", "ok", {"fingerprint": {}})))
         with pytest.raises(ValueError, match="nothing to resume"):
             run_to_go_on(store, COMMAND, settings)
         store.reopen_run(run)

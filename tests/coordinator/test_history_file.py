@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from pichak_agent.messages import Job, Outcome, encode
+from pichak_coordinator.cut_runs import count_ended, run_to_go_on
+from pichak_coordinator.database import migrations
 from pichak_coordinator.framed_file import (
     FramedFileError,
     FrameWriter,
@@ -21,6 +23,8 @@ from pichak_coordinator.history_file import export_history, import_history, is_h
 from pichak_coordinator.history_rows import TABLES
 from pichak_coordinator.judging import judge_run
 from pichak_coordinator.records import Finding, NodeRecord
+from pichak_coordinator.remains import done_before
+from pichak_coordinator.run_end import end_of
 from pichak_coordinator.schedule_terms import Entry
 from pichak_coordinator.store import Store
 from pichak_coordinator.watch_events import event
@@ -131,6 +135,62 @@ def test_every_row_arrives_once(source: Store, target: Store, tmp_path: Path) ->
     assert not again.changed
     assert "nothing changed" in again.sentence
     assert rows(target.path) == there
+
+
+#: 4 runs of a simulated fleet of 2 hosts, as `pichak export --all` wrote when stores had schema 3.
+OF_STORE_3 = Path(__file__).parents[1] / "data" / "history-of-store-3.mpk"
+
+
+def test_what_an_older_version_exported_is_read(target: Store, tmp_path: Path) -> None:
+    """It is the archive of what was pruned."""
+    added = import_history(target, OF_STORE_3)
+    assert (added.new["runs"], added.new["outcomes"], added.new["nodes"]) == (4, 11, 2)
+    # That version's own store had readings of 5 of the results: of a link's tests there are none.
+    assert len(rows(target.path)["outcome_numbers"]) == 5
+    assert not import_history(target, OF_STORE_3).changed
+    # Written again by this version it holds the same rows.
+    export_history(target, tmp_path / "again.mpk", None)
+    (first, *then), (now, *again) = (
+        list(read_frames(path)) for path in (OF_STORE_3, tmp_path / "again.mpk")
+    )
+    assert isinstance(first, dict)
+    assert isinstance(now, dict)
+    assert (first["store"], now["store"]) == (3, len(migrations()))
+    assert again == then != []
+
+
+def test_no_migration_changed_a_column_that_exports_hold() -> None:
+    """One that does must say in `history_file` what the rows of before become."""
+    seen: dict[str, set[tuple[str, ...]]] = {}
+    with sqlite3.connect(":memory:") as db:
+        for script in migrations():
+            db.executescript(script)
+            for table in TABLES:
+                columns = tuple(c[1] for c in db.execute(f"PRAGMA table_info({table})"))
+                seen.setdefault(table, set()).update([columns] if columns else [])
+    assert {table: len(forms) for table, forms in seen.items()} == dict.fromkeys(TABLES, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"store": 99}, "written by a newer pichak-fleet (store 99; this one knows"),
+        ({"store": 0}, "written by another version (schema 1, store 0; here 1 and"),
+        ({"store": True}, "written by another version (schema 1, store True;"),
+        ({"store": None}, "written by another version (schema 1, store None;"),
+        ({"schema": 2}, "written by another version (schema 2, store"),
+    ],
+)
+def test_what_no_version_of_before_wrote_is_refused(
+    source: Store, target: Store, tmp_path: Path, values: dict[str, Any], said: str
+) -> None:
+    first, *parts = frames(source, tmp_path)
+    path = spoiled([{**first, **values}, *parts], "none", tmp_path / "other.mpk")
+    with pytest.raises(FramedFileError) as told:
+        import_history(target, path)
+    assert said in str(told.value)
+    assert "nothing of it was imported" in str(told.value)
+    assert not target.runs()
 
 
 def test_chosen_runs_bring_their_nodes_and_overlaps_do_no_harm(
@@ -290,11 +350,37 @@ def test_a_job_whose_result_was_cut_off_says_so(
     kept.discard()
     assert import_history(target, tmp_path / "half.mpk", partial=True).cut
     first = target.rows_of(run)[0]
+    # All three jobs are in the file: two were done, and one was lost.
+    assert count_ended(source, run) == (2, 3)
+    assert count_ended(target, run) == (0, 3)
+    assert done_before(target, run) == {}
+    said = end_of(target, target.runs()[0]).sentence
+    assert "the results of 0 of 3 jobs are here, and those of 2 more were cut off" in said
+    assert "kept" not in said
     assert not first.measured
     assert "fingerprint: done, but its result is not here" in first.error
     assert first.unfinished
     import_history(target, tmp_path / "h.mpk")
     assert target.rows_of(run)[0].error == source.rows_of(run)[0].error == ""
+    assert count_ended(target, run) == (2, 3)
+    assert done_before(target, run) == done_before(source, run) != {}
+
+
+def test_what_was_done_again_misses_no_result(source: Store) -> None:
+    """A run whose results were cut off can go on: what is missing is measured again."""
+    run = source.begin_run("fleet profile")
+    (node,) = source.record_nodes(run, [{"machine_id": "m", "host": "h"}])
+    for name in ("lost", "again"):
+        source.record_job(run, Job(name, 1, "fingerprint", {"device": "cpu"}, 60.0), node=node)
+    source.set_job_state("lost", "done", attempt=1)
+    assert "its result is not here" in source.rows_of(run)[0].error
+    source.finish_run(run)
+    assert run_to_go_on(source, "fleet profile", {}).run == run
+    source.record_outcome(outcome("again"))
+    assert source.rows_of(run)[0].error == ""
+    assert count_ended(source, run) == (1, 2)
+    with pytest.raises(ValueError, match="nothing to resume"):
+        run_to_go_on(source, "fleet profile", {})
 
 
 def frames(source: Store, tmp_path: Path) -> list[Any]:
