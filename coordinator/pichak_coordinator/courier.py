@@ -83,9 +83,12 @@ class Courier:
         """Send the job as soon as there is room, in the order of these calls."""
         work = Work(target, job, jobs.JobState(job.job_id, policy=self.policy))
         self.work[job.job_id] = work
-        self.store.record_job(self.run_id, job, node=target.identity, device=target.device)
-        self._queue.append(work)
-        self._fill()
+        with self.store.atomically():
+            self.store.record_job(self.run_id, job, node=target.identity, device=target.device)
+            self._queue.append(work)
+            going = self._going()
+        for each in going:
+            self._submit(each)
 
     def record_unsent(self, target: Target, job: Job, state: str, error: str) -> None:
         """A job that was wanted and never sent: the row says why it has no result."""
@@ -111,8 +114,24 @@ class Courier:
             self._advance(work, jobs.Cancel("interrupted"))
 
     def _fill(self) -> None:
-        while self._queue and self._away < self.most_in_flight:
-            self._advance(self._queue.popleft(), jobs.Ready())
+        if not self._queue or self._away >= self.most_in_flight:
+            return
+        with self.store.atomically():
+            going = self._going()
+        for work in going:
+            self._submit(work)
+
+    def _going(self) -> list[Work]:
+        """Those for which there is room. That they are sent is in the store before they are, all of
+        them with one wait for the disk: whoever reads after a kill must not think them unbegun."""
+        going: list[Work] = []
+        while self._queue and self._away + len(going) < self.most_in_flight:
+            work = self._queue.popleft()
+            work.state, sends = jobs.advance(work.state, jobs.Ready())
+            if sends:  # none for one that was called off while it waited
+                self._note_state(work)
+                going.append(work)
+        return going
 
     @property
     def _away(self) -> int:
@@ -144,6 +163,7 @@ class Courier:
         if attempt > 1:
             work.job = replace(work.job, attempt=attempt)
             self.store.record_job(self.run_id, work.job, node=target.identity, device=target.device)
+            self._note_state(work)
         if attempt > 1 and self._pool is not None:
             future = self._pool.submit(self._reconnect, target.node)
             self._reconnecting[future] = (work, attempt)

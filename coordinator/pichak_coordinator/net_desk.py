@@ -53,7 +53,9 @@ class Desk:
 
     def submit(self, node: NetNode, job: Job) -> None:
         """Record the job, without its secrets, and send it."""
-        self.store.record_job(self.run_id, without_secrets(job), node=node.identity, device="")
+        with self.store.atomically():
+            self.store.record_job(self.run_id, without_secrets(job), node=node.identity, device="")
+            self.store.set_job_state(job.job_id, "dispatched", attempt=job.attempt)
         self.dispatcher.submit(node.node.node_id, job)
 
     def settle(self, jobs: Mapping[str, NetNode], seconds: float) -> dict[str, Finished]:

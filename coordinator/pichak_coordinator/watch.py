@@ -16,7 +16,7 @@ from typing import Any
 from pichak_coordinator import schedule
 from pichak_coordinator.cluster import Cluster, ClusterNode
 from pichak_coordinator.dispatch import Dispatcher
-from pichak_coordinator.records import WHOLE, NodeRecord
+from pichak_coordinator.records import WHOLE, Finding, NodeRecord
 from pichak_coordinator.schedule import Charge, Entry, Policy, Probe
 from pichak_coordinator.store_prune import KEEP_DAYS
 from pichak_coordinator.watch_agenda import DECIDE_SECONDS, Agenda
@@ -26,7 +26,7 @@ from pichak_coordinator.watch_members import LOOK_SECONDS, Member, Members
 from pichak_coordinator.watch_peers import Ident
 from pichak_coordinator.watch_probe import Prober, Probing, Requests
 from pichak_coordinator.watch_store import WatchStore
-from pichak_coordinator.watch_view import NodeView, Seen, WatchView, open_findings
+from pichak_coordinator.watch_view import NodeView, Seen, WatchView, open_findings, sure_faults
 
 _THREADS = 32
 #: A cluster that starts together with its watch may need so long until everybody is there.
@@ -35,7 +35,9 @@ _ABSENT_SECONDS = 120.0
 
 @dataclass
 class Tally:
-    """What a watch did. `open_faults`: confirmed and not cleared, of the nodes that it probed."""
+    """What a watch did, and what it left open: `open_faults`, confirmed and not cleared, of the
+    cluster's nodes, and `silent`, how many of these gave nothing when they were last asked; whether
+    this watch probed them or found them not due."""
 
     probes: int = 0
     measured: int = 0
@@ -45,6 +47,7 @@ class Tally:
     waiting_for_budget: int = 0
     interrupted: bool = False
     open_faults: dict[Ident, int] = field(default_factory=dict)
+    silent: int = 0
 
 
 class Watch:
@@ -96,6 +99,7 @@ class Watch:
                     self._say("interrupted: cancelling the probes, keeping what was measured")
                     self._prober.interrupt()
                     self._keep_interrupted()
+            self._count_open()
         finally:
             self._agenda.close_run()
             self._members.settle()
@@ -148,6 +152,20 @@ class Watch:
         self._say(f"{_record(member).label}: {probe.depth} probe ({probe.reason})")
         self._prober.begin(Probing(name, run, member, probe.depth, now))
 
+    def _count_open(self) -> None:
+        members = self._members.current
+        found = self._open_findings()
+        self.tally.open_faults = {key: n for key, some in found.items() if (n := sure_faults(some))}
+        failing = sum(e.failing for node, e in self._agenda.entries.items() if node in members)
+        self.tally.silent = failing + len(self._members.silent)
+
+    def _open_findings(self) -> dict[Ident, tuple[Finding, ...]]:
+        members = self._members.current
+        return open_findings(
+            {key: self._court.memory(key) for key in self._seen.rows if key[0] in members},
+            {name: member.found for name, member in members.items()},
+        )
+
     def view(self, now: float) -> WatchView:
         """What the watch is like at this moment."""
         members = self._members.current
@@ -162,10 +180,7 @@ class Watch:
             began_unix=self._began,
             nodes=self._seen.nodes(here, now),
             rows=rows,
-            findings=open_findings(
-                {key: self._court.memory(key) for key in rows},
-                {name: member.found for name, member in members.items()},
-            ),
+            findings=self._open_findings(),
             entries={node: e for node, e in self._agenda.entries.items() if node in members},
             measured_unix=dict(self._seen.measured_unix),
             running=len(self._prober.running),
@@ -254,7 +269,6 @@ class Watch:
             sentence = self._court.judge(probing.run, rows, self._members.current)
             for row in rows:
                 self._seen.row(row)
-            self.tally.open_faults |= sentence.sure
             entry = self._judged(probing, entry, sentence, now)
             if before.failing and not probing.failures:
                 sentence.events.insert(0, event("probe_works", record, "could be probed again"))

@@ -61,7 +61,7 @@ class Agenda:
 
     def look(self, now: float) -> None:
         """Note the time; after a sleep, a stop or a jump of the clock take the schedule up anew."""
-        if self._looked is not None and schedule.jumped(self._looked, now):
+        if self._looked is not None and not self._once and schedule.jumped(self._looked, now):
             self._say("the clock jumped or the watch was stopped: what was missed is spread out")
             again = schedule.resumed(self.policy, self.entries.values(), now)
             self.entries = {entry.node: entry for entry in again}
@@ -139,8 +139,12 @@ class Agenda:
                 entry = schedule.first(self.policy, node, now, devices=devices)
             elif node not in self.entries:
                 entry = replace(entry, devices=devices)
-                # Its last watch may have ended long ago.
-                entry = schedule.resumed(self.policy, [entry], now)[0]
+                # Its last watch may have ended long ago. For one round that is as it should be:
+                # who is due is probed in it, and what was spread out would never be.
+                if self._once:
+                    entry = schedule.fitted(self.policy, entry, now)
+                else:
+                    entry = schedule.resumed(self.policy, [entry], now)[0]
             else:
                 entry = schedule.fitted(self.policy, entry, now)
             if at_once:

@@ -17,15 +17,13 @@ from pichak_core.measurement import Fingerprint, Measurement
 @dataclass
 class Sentence:
     """What a probe's rows came to. `fresh`: something is suspected that was not before, to be
-    looked at again; `restless` and `noise` as in `Judgement`, of the worst row; `sure` counts the
-    confirmed faults of each device."""
+    looked at again; `restless` and `noise` as in `Judgement`, of the worst row."""
 
     events: list[Event] = field(default_factory=list)
     memories: dict[Ident, Memory] = field(default_factory=dict)
     fresh: bool = False
     restless: bool = False
     noise: float | None = None
-    sure: dict[Ident, int] = field(default_factory=dict)
 
 
 class Court:
@@ -81,9 +79,6 @@ class Court:
             sentence.memories[key] = each.memory
             sentence.fresh |= each.fresh
             sentence.restless |= each.restless
-            sentence.sure[key] = sum(
-                f.state == "confirmed" and f.severity != "info" for f in each.memory.findings
-            )
         noises = [each.noise for each in judged if each.noise is not None]
         sentence.noise = max(noises, default=None)
         return sentence

@@ -108,3 +108,8 @@ def open_findings(
     """(node, device) -> what is open; what concerns a whole node is under device ""."""
     made = {key: memory.findings for key, memory in memories.items() if memory.findings}
     return made | {(node, ""): tuple(some) for node, some in of_nodes.items() if some}
+
+
+def sure_faults(findings: Iterable[Finding]) -> int:
+    """How many of them are confirmed, and more than for information."""
+    return sum(f.state == "confirmed" and f.severity != "info" for f in findings)

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from pichak_coordinator.cli import app
 from pichak_coordinator.cli.schedule_options import seconds_of
 from pichak_coordinator.database import StoreError
+from pichak_coordinator.watch import Tally
 from pichak_coordinator.watch_store import WatchStore
 
 PICHAK = [sys.executable, "-c", "from pichak_coordinator.cli import main; main()"]
@@ -63,6 +64,26 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
     for word in words:
         assert word in done.output.replace("\n", " "), done.output
     assert not (tmp_path / "fleet.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("tally", "code", "said"),
+    [
+        (Tally(), 0, "0 probes in 0 probe-seconds\n"),
+        (Tally(open_faults={("n", "cpu"): 1}), 1, "; 1 confirmed fault is open\n"),
+        (Tally(open_faults={("n", "cpu"): 2}), 1, "; 2 confirmed faults are open\n"),
+        (Tally(silent=1), 1, "; 1 node gave nothing when last asked\n"),
+    ],
+)
+def test_a_strict_round_tells_of_open_faults_also_where_nobody_was_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally, code: int, said: str
+) -> None:
+    monkeypatch.setattr("pichak_coordinator.cli.fleet_watch._watch", lambda *_: tally)
+    round_of_one = ["fleet", "watch", "--once", "--every", "full=never"]
+    round_of_one += ["--store", str(tmp_path / "fleet.db")]
+    strict = CliRunner().invoke(app, [*round_of_one, "--strict"], standalone_mode=False)
+    assert (strict.return_value, strict.output[-len(said) :]) == (code, said)
+    assert CliRunner().invoke(app, round_of_one, standalone_mode=False).return_value == 0
 
 
 def test_a_store_that_is_watched_already_is_refused(tmp_path: Path) -> None:

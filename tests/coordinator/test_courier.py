@@ -90,6 +90,28 @@ def test_an_interrupt_ends_the_jobs_that_were_still_waiting_for_room(tmp_path: P
         assert sorted(kept) == sorted(ends)
 
 
+def test_a_job_that_is_on_its_node_is_no_job_that_was_not_begun(tmp_path: Path) -> None:
+    """What another process reads at each sending is what is left of a kill at that moment."""
+    seen: list[str] = []
+
+    class Read(Slow):
+        def submit(self, node_id: str, job: Job) -> None:
+            with Store.open(tmp_path / "fleet.db", read_only=True) as reader:
+                found = reader.job(job.job_id)
+                seen.append(f"{found.state} {found.attempts}" if found else "unknown")
+            super().submit(node_id, job)
+
+    courier, store, _ = courier_of(tmp_path, Read(), most=2)
+    with store, courier.open():
+        assert seen == ["dispatched 1"] * 2
+        errors = sorted(row.error for row in store.rows_of(courier.run_id))
+        begun, waiting = "fingerprint: begun, and not ended", "fingerprint: not begun"
+        assert errors == [begun] * 2 + [waiting] * 8
+        while not courier.idle:
+            courier.step()
+        assert seen == ["dispatched 1"] * 10
+
+
 def test_what_comes_together_is_on_the_disk_before_any_of_it_is_acknowledged(
     tmp_path: Path, monkeypatch: Any
 ) -> None:

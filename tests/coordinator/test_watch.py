@@ -311,7 +311,7 @@ def test_a_slow_node_is_suspected_looked_at_again_at_once_and_told_before_and_af
     assert change["samples"] == 9
     assert "→" in second["text"]
     assert second["finding"]["evidence"]["mean_deviation"] == pytest.approx(0.2, abs=0.02)
-    assert tally.open_faults[(first["node"], "cpu")] == 1
+    assert tally.open_faults == {(first["node"], "cpu"): 1}
     light = [job for _, _, job in fleet.jobs if job.params["only"]]
     assert {tuple(job.params["only"]) for job in light} == {LIGHT}
     # No device was probed more often than a quarter of the interval allows, second looks aside.
@@ -442,6 +442,27 @@ def test_one_round_probes_everybody_once_and_looks_again_where_something_is_odd(
     # A second round at once: nobody is due.
     tally, told = watched(fleet, tmp_path / "fleet.db", once=True)
     assert tally.probes == 0
+    assert sum(tally.open_faults.values()) == 1  # it is as open as it was
+    # Until its node is as fast as the others, or no longer in the cluster.
+    slow.alive = False
+    assert not watched(fleet, tmp_path / "fleet.db", once=True)[0].open_faults
+    slow.alive, slow.speed[COPY] = True, 1e4
+    clock.now += 6 * HOUR
+    tally, told = watched(fleet, tmp_path / "fleet.db", once=True)
+    assert "cleared" in kinds(told)
+    assert not tally.open_faults
+
+
+def test_a_node_that_gave_nothing_counts_until_it_gives_again(clock: Clock, tmp_path: Path) -> None:
+    fleet = Fleet(cpus(2), clock)
+    fleet.hosts["h1"].status = "error"
+    first, _ = watched(fleet, tmp_path / "fleet.db", once=True)
+    again, _ = watched(fleet, tmp_path / "fleet.db", once=True)
+    assert (first.failed, first.silent) == (1, 1)
+    assert (again.probes, again.silent) == (0, 1)  # it was not due, and is no better
+    fleet.hosts["h1"].status = "ok"
+    clock.now += HOUR
+    assert watched(fleet, tmp_path / "fleet.db", once=True)[0].silent == 0
 
 
 def test_killed_anywhere_it_goes_on_loses_nothing_and_keeps_the_budget(

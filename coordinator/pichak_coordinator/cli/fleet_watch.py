@@ -111,7 +111,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
               help="Where --metrics-port listens.")  # fmt: skip
-@click.option("--strict", is_flag=True, help="With --once: exit with 1 when a fault is sure.")
+@click.option("--strict", is_flag=True, help="With --once: exit with 1 while a sure fault is open.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout, only.")
 @store_option
 def watch(
@@ -173,17 +173,19 @@ def watch(
     if once and tally.probes and not tally.measured and not tally.busy:
         click.echo("pichak: nothing could be measured on any node", err=True)
         return EXIT_NOTHING
-    sure = any(tally.open_faults.values()) or tally.failed > 0
+    sure = bool(tally.open_faults) or tally.failed > 0 or tally.silent > 0
     return EXIT_NOTHING if once and strict and sure else EXIT_DONE
 
 
 def _told(tally: Tally) -> str:
     parts = [f"{tally.probes} probes in {tally.seconds:.0f} probe-seconds"]
+    faults = sum(tally.open_faults.values())
     for count, what in (
         (tally.failed, "failed"),
         (tally.busy, "found no idle device"),
         (tally.waiting_for_budget, "wait for the hour's budget"),
-        (sum(tally.open_faults.values()), "confirmed findings are open"),
+        (tally.silent, f"node{'' if tally.silent == 1 else 's'} gave nothing when last asked"),
+        (faults, "confirmed fault is open" if faults == 1 else "confirmed faults are open"),
     ):
         if count:
             parts.append(f"{count} {what}")
