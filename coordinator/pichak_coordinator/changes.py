@@ -122,6 +122,24 @@ def changes(
     return [change for change in found if change.notable or not notable]
 
 
+def comparable(row: Row, old: Row | None) -> bool:
+    """Whether anything at all was measured of a device both now and in `old`, so that no change
+    means that nothing changed."""
+    if old is None:
+        return False
+    if _measured(old) & _measured(row):
+        return True
+    if old.plan is None or row.plan is None or not _same_task(old.plan, row.plan):
+        return False
+    both = ((old.plan.values.get(name), now) for name, now in row.plan.values.items())
+    return any(then is not None and then.measured and now.measured for then, now in both)
+
+
+def _measured(row: Row) -> set[str]:
+    found = row.fingerprint.items()
+    return {name for name, r in found if isinstance(r, Measurement) and not r.suspect}
+
+
 def _share_text(share: float) -> str:
     """``+12.0%``; a number that more than doubled as ``×3.1``."""
     return f"{share:+.1%}" if share < 1 else f"×{1 + share:.2g}"

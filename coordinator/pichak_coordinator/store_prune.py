@@ -2,7 +2,8 @@
 
 Kept whatever their age: of each node the last run of each kind that measured it, so that there is
 always something to compare with and the findings that are open stay; events of findings that are
-still open; and events that the webhook has not had yet.
+still open, and of the joining of nodes that have not left; and events that the webhook has not had
+yet.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pichak_coordinator.history_rows import ELSEWHERE
 from pichak_coordinator.store import Store
 
 #: How long a watch keeps history unless it is told otherwise.
@@ -92,11 +94,25 @@ def _prune_events(store: Store, before: float) -> int:
             before,
         )
     )
-    gone = [seq for seq, body in old if _about(json.loads(body)) not in needed]
+    here = _still_here(store)
+    gone = [seq for seq, body in old if seq not in here and _about(json.loads(body)) not in needed]
     with store.atomically():
         for seq in gone:
             store.insert("DELETE FROM watch_events WHERE seq = ?", (seq,))
     return len(gone)
+
+
+def _still_here(store: Store) -> set[int]:
+    """The events that tell of the joining of nodes that have not left: without its own, the next
+    watch would take a node for new."""
+    last: dict[str, tuple[str, int]] = {}
+    for seq, node, told in store.each(
+        "SELECT seq, json_extract(body, '$.node'), json_extract(body, '$.event') FROM watch_events "
+        "WHERE json_extract(body, '$.event') IN ('joined', 'left') AND delivery != ? ORDER BY seq",
+        ELSEWHERE,
+    ):
+        last[node] = (told, seq)
+    return {seq for told, seq in last.values() if told == "joined"}
 
 
 def _about(event: dict[str, Any]) -> tuple[Any, Any, Any]:

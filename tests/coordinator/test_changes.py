@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pichak_coordinator.changes import Change, by_node, changes
+from pichak_coordinator.changes import Change, by_node, changes, comparable
 from pichak_coordinator.records import NodeRecord, Row
 from pichak_core.measurement import Fingerprint, Measurement, Reason, Unmeasured
 from pichak_core.plan import Plan, Value
@@ -48,6 +48,17 @@ def test_a_change_beyond_the_spread() -> None:
     assert diff(one(reading("a_mb_s", 100.0, 3.0)), within) == []
     (told,) = diff(one(reading("a_mb_s", 100.0, 3.0)), within, notable=False)
     assert told.exceeds is False
+
+
+def test_what_lacks_results_on_one_side_was_not_compared() -> None:
+    some, gap = reading("a_mb_s", 1.0), Unmeasured("a_mb_s", Reason.TIMED_OUT, "it hung")
+    odd = reading("a_mb_s", 9e9, suspect="above the ceiling")
+    assert comparable(one(some), one(some))
+    for other in (one(), one(gap), one(odd), one(reading("b_mb_s", 1.0)), None):
+        assert not comparable(one(some), other)
+        assert other is None or not comparable(other, one(some))
+    assert comparable(one(plan=trained()), one(gap, plan=trained()))
+    assert not comparable(one(plan=trained()), one(plan=Plan("other", "d")))
 
 
 def test_without_a_spread_five_percent_is_worth_a_line() -> None:

@@ -49,11 +49,11 @@ def row(index: int, **more) -> Row:
     return Row(node, **values)
 
 
-def shown(render, *what, width: int = 120, terminal: bool = False) -> str:
+def shown(render, *what, width: int = 120, terminal: bool = False, **named) -> str:
     stream = io.StringIO()
     options = {"force_terminal": True, "color_system": "truecolor"} if terminal else {}
     console = Console(file=stream, width=width, highlight=False, **options)
-    render(*what, console)
+    render(*what, console, **named)
     return stream.getvalue()
 
 
@@ -100,7 +100,7 @@ def test_nothing_a_node_says_reaches_the_terminal_raw(width: int, terminal: bool
     text = (
         shown(render_comparison, compare(rows), width=width, terminal=terminal)
         + shown(render_rows, rows, width=width, terminal=terminal)
-        + shown(render_changes, [change], width=width, terminal=terminal)
+        + shown(render_changes, [change], width=width, terminal=terminal, devices=2, compared=1)
     )
     if terminal:
         # Only the console's own colours are left: ESC [ digits and semicolons m.
@@ -183,11 +183,33 @@ def test_changes_are_told_by_node() -> None:
         Change(node, "disk.read_mb_s", 900.0, 450.0, "MB/s", -0.5, 10.0, True),
         Change(node, "software.driver", "550", "555"),
     ]
-    lines = shown(render_changes, found).splitlines()
+    lines = shown(render_changes, found, devices=1, compared=1).splitlines()
     assert lines == [
         "Changed since the last run:",
         "  alpha",
         "    disk.read_mb_s: 900 → 450 MB/s (-50.0%, more than the measured spread of 10)",
         "    software.driver: 550 → 555",
     ]
-    assert "Nothing changed" in shown(render_changes, [])
+
+
+@pytest.mark.parametrize(
+    ("devices", "compared", "said"),
+    [
+        (3, 3, "Nothing changed beyond the measured spread since the last run."),
+        (
+            *(3, 2),
+            "Nothing changed beyond the measured spread since the last run. 1 of 3 devices could "
+            "not be compared: this run or the one before has no results of it.",
+        ),
+        (
+            *(3, 0),
+            "There was nothing to compare with the last run: this run or the one before has no "
+            "results of them.",
+        ),
+    ],
+)
+def test_no_change_is_told_only_of_what_was_compared(
+    devices: int, compared: int, said: str
+) -> None:
+    told = shown(render_changes, [], devices=devices, compared=compared, width=200)
+    assert " ".join(told.split()) == said

@@ -354,6 +354,7 @@ def test_a_device_that_gave_nothing_this_time_keeps_its_history(tmp_path: Path) 
     drawn = {name.removeprefix(f"c-{failed}-") for name in page.figures if failed in name}
     assert drawn == {"4"}  # the history alone
     assert "gives nothing any more" in page.text
+    assert "Nothing to compare: this run or the one before has no results of it." in page.text
 
 
 def test_without_a_network_test_the_page_says_what_would_make_one() -> None:

@@ -72,6 +72,24 @@ def test_the_last_good_run_of_each_node_stays_whatever_its_age(store: WatchStore
     assert list(store.each("PRAGMA foreign_key_check")) == []
 
 
+def test_who_is_there_is_not_forgotten_so_that_nobody_joins_twice(store: WatchStore) -> None:
+    for day, told, node in (
+        (1, "joined", "a"), (1, "joined", "b"), (1, "joined", "c"),
+        (2, "left", "b"), (3, "left", "c"), (4, "joined", "c"),
+    ):  # fmt: skip
+        with store.dated(day * DAY):
+            store.tell([({"event": told, "node": node}, False)])
+    before = store.members()
+    assert set(before) == {"a", "c"}
+    assert prune(store, 0.0, 100 * DAY).events == 4
+    assert store.members() == before
+    assert prune(store, 0.0, 100 * DAY).events == 0
+    with store.dated(101 * DAY):
+        store.tell([({"event": "left", "node": "a"}, False)])
+    assert prune(store, 0.0, 102 * DAY).events == 2
+    assert set(store.members()) == {"c"}
+
+
 def test_each_kind_of_run_and_each_depth_of_a_watch_keeps_its_last(store: WatchStore) -> None:
     profile = put(store, 1, "a")
     net = put(store, 2, "a", command="net")

@@ -170,12 +170,32 @@ def render_rows(rows: Sequence[Row], console: Console) -> None:
         console.print()
 
 
-def render_changes(found: Sequence[Change], console: Console, *, every: bool = False) -> None:
+def render_changes(
+    found: Sequence[Change],
+    console: Console,
+    *,
+    devices: int,
+    compared: int,
+    every: bool = False,
+) -> None:
     """What is not what it was in the last run of each node; one line a value. Without `every` only
-    the devices of a block."""
+    the devices of a block. `compared` of all `devices` have results of both runs."""
+    why = "this run or the one before has no results of"
+    if not found and not compared:
+        what = "it" if devices == 1 else "them"
+        _say(console, f"There was nothing to compare with the last run: {why} {what}.", "yellow")
+        return
     if not found:
         _say(console, "Nothing changed beyond the measured spread since the last run.")
-        return
+    else:
+        _show_changes(found, console, every)
+    if missing := devices - compared:
+        what = "it" if missing == 1 else "them"
+        text = f"{missing:,} of {devices:,} devices could not be compared: {why} {what}."
+        _say(console, text, "yellow")
+
+
+def _show_changes(found: Sequence[Change], console: Console, every: bool) -> None:
     _say(console, "Changed since the last run:", "bold")
     grouped = by_node(found)
     most = len(grouped) if every or len(grouped) <= MOST_LINES else _BLOCK

@@ -29,8 +29,9 @@ def prune(keep_days: float, store_path: Path | None, as_json: bool) -> int:
 
     A run goes with its jobs, results, readings, plans and findings; results that nobody asked for
     go too. Whatever its age, what is still needed stays: of each device the last run of each
-    command that measured it, events of findings that are open, and events that the webhook has not
-    had yet; so do nodes and the watch's schedule. `pichak export` keeps a copy of what goes.
+    command that measured it, events of findings that are open and of the joining of nodes that have
+    not left, and events that the webhook has not had yet; so do nodes and the watch's schedule.
+    `pichak export` keeps a copy of what goes.
 
     Giving the room back takes as much of it for a moment, and waits for whoever writes; a history
     that does not exist is not made. `pichak fleet watch --keep-days` does the same for its probes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pichak_coordinator.changes import changes
+from pichak_coordinator.changes import changes, comparable
 from pichak_coordinator.cli.common import UserError
 from pichak_coordinator.compare import Comparison, column_named, compare
 from pichak_coordinator.pick import By
@@ -124,4 +124,6 @@ def print_run(
     before = store.previous_rows(run)
     if before:
         console.print()
-        render_changes(changes(rows, before), console, every=shown.every)
+        compared = sum(comparable(row, before.get(row.key)) for row in rows)
+        found = changes(rows, before)
+        render_changes(found, console, devices=len(rows), compared=compared, every=shown.every)

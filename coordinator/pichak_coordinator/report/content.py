@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pichak_coordinator.changes import Change, changes
+from pichak_coordinator.changes import Change, changes, comparable
 from pichak_coordinator.compare import Column, Comparison, Line, show
 from pichak_coordinator.records import Finding, Row, Run
 from pichak_coordinator.report.charts import Chart, disk_chart, ramp_chart, transfer_chart
@@ -149,7 +149,7 @@ def content(
     told = _once([_told(row, f, anchors.get(row.key, "")) for row in rows for f in row.findings])
     told.sort(key=lambda t: (t.finding.state != "confirmed", *t.finding.order))
     made = [
-        _section(store, row, anchors[row.key], moved.get(row.key, []), row.key in before)
+        _section(store, row, anchors[row.key], moved.get(row.key, []), before.get(row.key))
         for row in worst
     ]
     machines = {row.node.node: row.node.alias or row.node.host or row.node.node for row in rows}
@@ -283,7 +283,9 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def _section(store: Reader, row: Row, anchor: str, moved: Sequence[Change], known: bool) -> Section:
+def _section(
+    store: Reader, row: Row, anchor: str, moved: Sequence[Change], before: Row | None
+) -> Section:
     series = series_of(store, row, chosen_metrics(row, moved))
     readings, gaps = [], []
     for name, reading in row.fingerprint.items():
@@ -293,8 +295,10 @@ def _section(store: Reader, row: Row, anchor: str, moved: Sequence[Change], know
         else:
             gaps.append((printable(name), printable(reading.describe())))
     changed = [printable(change.sentence) for change in moved]
-    if not changed and known:
+    if not changed and before is not None:
         changed = ["Nothing changed beyond the measured spread since the run before."]
+        if not comparable(row, before):
+            changed = ["Nothing to compare: this run or the one before has no results of it."]
     plan_gap = "" if row.plan else "No plan was derived."
     return Section(
         anchor=anchor,
