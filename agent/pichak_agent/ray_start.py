@@ -103,6 +103,9 @@ class RayStart:
         if self.token_file is not None:
             made.pop("RAY_AUTH_TOKEN", None)
             made |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)}
+        elif _has_token(made):
+            # To an address that is named Ray shows a token only when it is told to.
+            made.setdefault("RAY_AUTH_MODE", "token")
         # An address of the environment would speak for another cluster; the service manager is the
         # service's own business.
         for name in ("RAY_ADDRESS", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
@@ -112,6 +115,17 @@ class RayStart:
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
         }
         return made
+
+
+def _has_token(own: Mapping[str, str]) -> bool:
+    """Whether a token is where Ray looks, in the order in which it does."""
+    if own.get("RAY_AUTH_TOKEN"):
+        return True
+    file = Path(own.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return file.stat().st_size > 0
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)

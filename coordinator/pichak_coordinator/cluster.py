@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from pichak_coordinator.cluster_token import why_refused
 from pichak_coordinator.interrupts import held_back
 from pichak_coordinator.open_cluster import ask
 
@@ -151,12 +152,15 @@ class Cluster:
                 "run pichak on a machine of the cluster (RAY_ADDRESS=auto), or inside it with "
                 "`ray job submit` or `kubectl exec`"
             )
+        self._shows_token = False
         if not self.local:
             where = _resolved(self.address)
             refuse_open_cluster(where, insecure=insecure)
             if where != "auto":  # Ray says itself that there is none on this machine
                 _refuse_silent_address(where, "'auto' is " if self.address == "auto" else "")
-                refuse_what_answers(where, insecure=insecure)
+                self._shows_token = refuse_what_answers(where, insecure=insecure)
+                if self._shows_token and (why := why_refused(where, CONNECT_SECONDS)):
+                    raise ClusterError(why)
         # A thread of Ray's prints the cluster's events on standard output, where results belong.
         self._quiet = contextlib.redirect_stdout(io.StringIO())
         self._quiet.__enter__()
@@ -186,6 +190,10 @@ class Cluster:
             }
         else:
             options["address"] = self.address
+            if self._shows_token:
+                # To an address that is named Ray shows a token only when it is told to.
+                os.environ["RAY_AUTH_MODE"] = "token"
+                ray._raylet.Config.initialize("")
         try:
             # Interrupted half-way, Ray would leave its processes behind for about a minute.
             with held_back():
@@ -307,11 +315,12 @@ def refuse_what_answers(
     insecure: bool,
     has_token: bool | None = None,
     timeout_seconds: float = CONNECT_SECONDS,
-) -> None:
-    """`ClusterError` for what no cluster is, for one off loopback that answers without a token (a
-    client with one joins it and does not notice), and for one that wants a token where this side
-    is told to use none (`has_token`, by default what RAY_AUTH_MODE says): Ray would knock at them
-    for long and blame the network. Who does not answer in time is let pass."""
+) -> bool:
+    """Whether the cluster asks for a token. `ClusterError` for what no cluster is, for one off
+    loopback that answers without a token (a client with one joins it and does not notice), and for
+    one that wants a token where this side is told to use none (`has_token`, by default what
+    RAY_AUTH_MODE says): Ray would knock at them for long and blame the network. Who does not answer
+    in time is let pass."""
     host, _, port = address.rpartition(":")
     answer = ask(host.strip("[]"), int(port), timeout_seconds)
     mode = os.environ.get("RAY_AUTH_MODE", "token").lower()
@@ -335,6 +344,7 @@ def refuse_what_answers(
             f"(RAY_AUTH_MODE={mode}): unset RAY_AUTH_MODE, and put the cluster's token into "
             "~/.ray/auth_token or RAY_AUTH_TOKEN (on the head: `ray get-auth-token`)"
         )
+    return answer.who == "asks for a token"
 
 
 def refuse_open_cluster(address: str, *, insecure: bool) -> None:

@@ -1,9 +1,9 @@
 """Who answers at an address, and whether a Ray cluster there serves whoever asks: one question to
-its head, without a token.
+its head, without a token, or with one to learn whether it is the cluster's.
 
 A client that has a token joins an open cluster without noticing. So the head is asked over plain
 HTTP/2, as gRPC does, for its cluster id, which a cluster with authentication tells nobody without
-a token (Ray 2.60: status 16). Nothing else is asked for, and Ray need not be imported.
+its token (Ray 2.60: status 16). Nothing else is asked for, and Ray need not be imported.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _NO_MESSAGE = b"\x00\x00\x00\x00\x00"
 _MOST_BYTES = 65536
 _HEADER_BYTES = 9
 _BANNER_BYTES, _LEAST_BANNER_BYTES = 60, 4
+_SEVEN_BITS = (1 << 7) - 1
 
 
 Who = Literal["open", "asks for a token", "web server", "other", ""]
@@ -37,13 +38,14 @@ class Answer:
     banner: str = ""
 
 
-def ask(host: str, port: int, timeout_seconds: float = 5.0) -> Answer:
-    """Put the question, and wait no longer than this for each piece of the answer."""
+def ask(host: str, port: int, timeout_seconds: float = 5.0, token: str = "") -> Answer:
+    """Put the question, and wait no longer than this for each piece of the answer. A head that is
+    shown its own `token` is "open"; one that is shown another still "asks for a token"."""
     heard = bytearray()
     try:
         with socket.create_connection((host, port), timeout_seconds) as link:
             link.settimeout(timeout_seconds)
-            link.sendall(_question(f"{host}:{port}"))
+            link.sendall(_question(f"{host}:{port}", token))
             for kind, stream, payload in _frames(link, heard):
                 if kind == _DATA and stream == 1:
                     return Answer("open")
@@ -83,7 +85,7 @@ def _stranger(heard: bytes) -> Answer:
     return Answer()
 
 
-def _question(authority: str) -> bytes:
+def _question(authority: str, token: str) -> bytes:
     headers = b"".join(
         _literal(name, value)
         for name, value in (
@@ -95,6 +97,8 @@ def _question(authority: str) -> bytes:
             ("te", "trailers"),
         )
     )
+    if token:
+        headers += _literal("authorization", f"Bearer {token}")
     return (
         _PREFACE
         + _frame(_SETTINGS, 0, 0, b"")
@@ -104,9 +108,21 @@ def _question(authority: str) -> bytes:
 
 
 def _literal(name: str, value: str) -> bytes:
-    """A header that nobody is to remember (RFC 7541, 6.2.2), of at most 126 bytes each."""
+    """A header that nobody may remember (RFC 7541, 6.2.3)."""
     key, text = name.encode(), value.encode("ascii", "replace")
-    return b"\x00" + bytes([len(key)]) + key + bytes([len(text)]) + text
+    return b"\x10" + _counted(key) + _counted(text)
+
+
+def _counted(text: bytes) -> bytes:
+    """With its length before it (RFC 7541, 5.1 and 5.2), not Huffman-coded."""
+    if len(text) < _SEVEN_BITS:
+        return bytes([len(text)]) + text
+    made, rest = bytearray([_SEVEN_BITS]), len(text) - _SEVEN_BITS
+    while rest >= 1 << 7:
+        made.append(rest % (1 << 7) + (1 << 7))
+        rest >>= 7
+    made.append(rest)
+    return bytes(made) + text
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

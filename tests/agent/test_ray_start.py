@@ -179,3 +179,22 @@ def test_the_token_is_in_no_argument_and_no_variable(tmp_path: Path) -> None:
 def test_without_a_token_file_the_users_own_way_stays() -> None:
     own = {"RAY_AUTH_TOKEN": "theirs"}
     assert RayStart(ADDRESS).variables(own, {})["RAY_AUTH_TOKEN"] == "theirs"
+
+
+def test_a_token_where_ray_looks_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To an address that is named Ray 2.60 shows it only where RAY_AUTH_MODE says so, and without
+    one it ends where it is told to show one."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "token").write_text("t")
+
+    def mode(**own: str) -> str | None:
+        return RayStart(ADDRESS).variables(own, {}).get("RAY_AUTH_MODE")
+
+    assert mode() is None
+    assert mode(RAY_AUTH_TOKEN_PATH=str(tmp_path / "none")) is None
+    assert mode(RAY_AUTH_TOKEN="t") == "token"
+    assert mode(RAY_AUTH_TOKEN_PATH=str(tmp_path / "token")) == "token"
+    assert mode(RAY_AUTH_TOKEN="t", RAY_AUTH_MODE="disabled") == "disabled"
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("t")
+    assert mode() == "token"

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from pichak_coordinator import cluster
 from pichak_coordinator.cli import app
 from pichak_coordinator.cluster import Cluster, ClusterError
+from pichak_coordinator.cluster_token import why_refused
 from pichak_coordinator.open_cluster import Answer, ask, serves_without_token
 
 #: What heads of Ray 2.60 sent.
@@ -119,6 +120,65 @@ def test_what_cannot_be_joined_is_told_at_once_also_on_loopback(
     assert said in done.output
 
 
+@contextmanager
+def head_with(token: str) -> Iterator[str]:
+    """HOST:PORT where a head's bytes come back, as they do with its token and without."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    link, _ = server.accept()
+                except OSError:
+                    return
+                with link:
+                    shown = link.recv(4096)
+                    link.sendall(OPEN if b"Bearer " + token.encode() in shown else CLOSED)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+NO_TOKEN = "wants its token, and none can be read in"
+
+
+@pytest.mark.parametrize(
+    ("variables", "file", "said"),
+    [
+        ({"RAY_AUTH_TOKEN": "another"}, "own", "refuses the token in RAY_AUTH_TOKEN: put"),
+        ({"RAY_AUTH_TOKEN_PATH": "other"}, "own", "refuses the token in other (RAY_AUTH_TOKEN_PA"),
+        ({"RAY_AUTH_TOKEN_PATH": "none"}, "own", f"{NO_TOKEN} none (RAY_AUTH_TOKEN_PATH): put"),
+        ({"RAY_AUTH_TOKEN": "own", "RAY_AUTH_TOKEN_PATH": "other"}, "", ""),
+        ({"RAY_AUTH_TOKEN_PATH": "mine"}, "another", ""),
+        ({}, "own\n", ""),
+        ({}, "another", "refuses the token in ~/.ray/auth_token: put"),
+        ({}, "", f"{NO_TOKEN} ~/.ray/auth_token: put"),
+    ],
+)
+def test_a_token_of_another_cluster_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], file: str, said: str
+) -> None:
+    """Ray itself looks in this order, and knocks for 20 s with what it found."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(tmp_path), **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    Path("other").write_text("another")
+    Path("mine").write_text("own")
+    if file:
+        Path(".ray").mkdir()
+        Path(".ray/auth_token").write_text(file)
+    with head_with("own") as address:
+        why = why_refused(address, 2.0)
+        assert (said in why) if said else why == ""
+        assert "another" not in why
+        if said:
+            done = CliRunner().invoke(app, ["fleet", "nodes", "--address", address])
+            assert done.exit_code == 2
+            assert done.output == f"pichak: {why}\n"
+
+
 def test_nobody_there() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -157,8 +217,26 @@ def test_an_agent_with_a_token_joins_no_open_cluster(
     assert "answers without a token" in done.output
 
 
+#: So long that its length takes more than a byte of the question.
+TOKEN = "t" * 200
+
+
+def nodes_with(token: str, port: int) -> subprocess.CompletedProcess[str]:
+    """What `fleet nodes` says where RAY_AUTH_MODE is not set."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    program = "from pichak_coordinator.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, "fleet", "nodes", "--address", f"127.0.0.1:{port}"],
+        env={**env, "RAY_AUTH_TOKEN": token},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
 def head(folder: Path, host: str, port: int, mode: str) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "t" * 48}
+    env = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": TOKEN}
     ray = Path(sys.executable).with_name("ray")
     command = [
         *(str(ray), "start", "--head", "--block", "--node-ip-address", host, "--port", str(port)),
@@ -184,6 +262,15 @@ def test_real_heads_say_so(mode: str, said: bool) -> None:
             found = serves_without_token("127.0.0.1", port)
             time.sleep(0.2)
         assert found is said
+        if mode == "token":
+            assert ask("127.0.0.1", port, 5.0, TOKEN).who == "open"
+            refused = nodes_with(TOKEN[:-1], port)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert refused.stderr.startswith(f"pichak: the cluster at 127.0.0.1:{port} refuses the")
+            assert refused.stderr.count("\n") == 1
+            joined = nodes_with(TOKEN, port)
+            assert (joined.returncode, joined.stderr) == (0, "")
+            assert "alive" in joined.stdout
     finally:
         process.terminate()
         process.wait(60)
