@@ -16,7 +16,7 @@ from pichak_core.measurement import Fingerprint, Measurement
 from pichak_core.plan import Plan
 
 #: Kinds of which a device has one job in a run.
-_ONCE = frozenset({"fingerprint", "task", "ramp"})
+ONCE = frozenset({"fingerprint", "task", "ramp"})
 
 
 def rows_of_node(
@@ -55,7 +55,7 @@ def rows_of_node(
                 plan = part.plan
         errors = [node_error] if node_error else []
         # A run that was resumed did again what had not come to its end.
-        done = {job.kind for job in mine if job.state == "done" and job.kind in _ONCE}
+        done = {job.kind for job in mine if job.state == "done" and job.kind in ONCE}
         errors += [text for job in mine if job.kind not in done and (text := _job_error(job))]
         here = {job.kind for job in mine if job.state == "done" and job.job_id in parts}
         errors += [

@@ -222,6 +222,19 @@ class Cluster:
                 return alive
             time.sleep(0.2)
 
+    def left_out(self) -> list[ClusterNode]:
+        """The living nodes that may not be measured."""
+        return [node for node in self.nodes() if node.alive and node.left_out]
+
+    def why_none(self) -> str:
+        """Why there is no node that may be measured, for a sentence about the cluster."""
+        count = len(self.left_out())
+        if not count:
+            return "has no living node to measure (`ray status` shows why)"
+        who = "its only living node is" if count == 1 else f"all of its {count:,} living nodes are"
+        label = "=".join(LEFT_OUT)
+        return f"has no node to measure: {who} left out by the label {label}"
+
     def lease_gpus(
         self, node_ids: Sequence[str], timeout_seconds: float = LEASE_SECONDS
     ) -> list[Lease | None]:

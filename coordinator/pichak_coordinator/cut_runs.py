@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pichak_coordinator.assemble import ONCE
 from pichak_coordinator.jobs import FINAL
-from pichak_coordinator.records import Run
+from pichak_coordinator.records import JobRecord, Run
 from pichak_coordinator.store import Store
 from pichak_coordinator.store_read import Reader
 from pichak_core.devices.processes import started_at
@@ -126,7 +127,7 @@ def _left_undone(store: Reader, run: str) -> bool:
     called_off, done = set(), set()
     lost = without_result(store, run)
     for job in store.jobs(run):
-        what = ("", "", job.kind) if job.kind == "task" else (job.node, job.device, job.kind)
+        what = _what(job)
         if job.state == "cancelled" or job.state not in FINAL or job.job_id in lost:
             called_off.add(what)
         elif job.state == "done":
@@ -146,6 +147,17 @@ def without_result(store: Reader, run: str) -> set[str]:
 
 
 def count_ended(store: Reader, run: str) -> tuple[int, int]:
-    """(jobs that were done and whose result is here, all jobs) of a run."""
-    states = [job.state for job in store.jobs(run)]
-    return states.count("done") - len(without_result(store, run)), len(states)
+    """(jobs that were done and whose result is here, all jobs) of a run; one that was begun again,
+    after a resume or on another node, is one job."""
+    lost = without_result(store, run)
+    wanted: dict[object, bool] = {}
+    for job in store.jobs(run):
+        what = _what(job) if job.kind in ONCE else job.job_id
+        done = job.state == "done" and job.job_id not in lost
+        wanted[what] = wanted.get(what, False) or done
+    return sum(wanted.values()), len(wanted)
+
+
+def _what(job: JobRecord) -> tuple[str, str, str]:
+    """What a job is to bring: the task is one, on whichever node."""
+    return ("", "", job.kind) if job.kind == "task" else (job.node, job.device, job.kind)

@@ -61,6 +61,11 @@ def test_one_node_is_told_that_two_are_needed() -> None:
         choose([node("h1"), node("h2")], "h2")
     with pytest.raises(UserError, match=r"--nodes h9: no such living node; there are: h1, h2"):
         choose([node("h1"), node("h2")], "h1,h9")
+    label = "pichak.io/measure=no"
+    with pytest.raises(UserError, match=rf"there is 1 \(h1\).*; 2 more left out by .* {label}"):
+        choose([node("h1")], "", [node("h2"), node("h3")])
+    with pytest.raises(UserError, match=rf"--nodes h2: it is left out by its label {label}"):
+        choose([node("h1"), node("h3")], "h1,h2", [node("h2")])
 
 
 def test_nodes_are_chosen_by_host_or_address() -> None:

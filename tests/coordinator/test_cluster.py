@@ -85,6 +85,30 @@ def test_a_node_that_its_owner_leaves_out_is_not_among_those_to_measure(
     assert [n.node_id for n in cluster.wait_for_nodes(0.0)] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([], "no living node to measure (`ray status` shows why)"),
+        (["no"], "its only living node is left out by the label pichak.io/measure=no"),
+        (["no", "no"], "all of its 2 living nodes are left out by the label pichak.io/measure=no"),
+    ],
+)
+def test_a_cluster_of_which_nothing_may_be_measured_says_why(
+    monkeypatch: pytest.MonkeyPatch, labels: list[str], said: str
+) -> None:
+    nodes = [
+        ClusterNode(
+            *(str(number), "h", "10.0.0.1", alive, 4.0, 0, False),
+            labels={"pichak.io/measure": value},
+        )
+        for number, (value, alive) in enumerate([*((v, True) for v in labels), ("no", False)])
+    ]
+    cluster = Cluster.__new__(Cluster)
+    monkeypatch.setattr(cluster, "nodes", lambda: nodes)
+    assert cluster.wait_for_nodes(0.0) == []
+    assert cluster.why_none().endswith(said)
+
+
 def test_a_node_as_ray_describes_it() -> None:
     record = {
         "NodeID": "ab",

@@ -199,9 +199,7 @@ def _measure(
             where = "a local Ray" if cluster.local else f"the cluster at {cluster.address}"
             progress.say(f"{where}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}")
             if not nodes:
-                raise NothingMeasuredError(
-                    f"{where} has no living node to measure (`ray status` shows why)"
-                )
+                raise NothingMeasuredError(f"{where} {cluster.why_none()}")
             dispatcher = Dispatcher(cluster)
             profiler = Profiler(
                 *(request, cluster, dispatcher, store, _Watcher(progress), run), resumed=resume

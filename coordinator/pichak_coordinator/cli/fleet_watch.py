@@ -280,11 +280,10 @@ def _watch(
         nodes = cluster.wait_for_nodes()
         where = "a local Ray" if cluster.local else f"the cluster at {cluster.address}"
         if not nodes and once:
-            raise NothingMeasuredError(
-                f"{where} has no living node to measure (`ray status` shows why)"
-            )
+            raise NothingMeasuredError(f"{where} {cluster.why_none()}")
         count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
-        progress.say(f"watching {where}: {count if nodes else 'no node to measure yet'}")
+        none = f"no node to measure yet (it {cluster.why_none()})" if not nodes else ""
+        progress.say(f"watching {where}: {none or count}")
         sender = Sender(webhook, store, progress.say, time.time) if webhook else None
         end = math.inf if for_seconds is None else time.monotonic() + for_seconds
 

@@ -141,7 +141,7 @@ def _measure(
             raise UserError(str(error)) from error
         end_on_sigterm()  # Ray has put its own handler there
         with cluster:
-            chosen = choose(cluster.wait_for_nodes(), names)
+            chosen = choose(cluster.wait_for_nodes(), names, cluster.left_out())
             progress.say(f"starting an agent on {len(chosen)} nodes")
             dispatcher = Dispatcher(cluster)
             ready, gaps = start_agents(dispatcher, store, run, chosen)
@@ -154,18 +154,28 @@ def _measure(
             return report
 
 
-def choose(nodes: Sequence[ClusterNode], names: str) -> list[ClusterNode]:
-    """The living nodes that were named, all without names; `UserError` for fewer than two."""
+def choose(
+    nodes: Sequence[ClusterNode], names: str, left_out: Sequence[ClusterNode] = ()
+) -> list[ClusterNode]:
+    """The living nodes that were named, all without names; `UserError` for fewer than two. Those
+    that are `left_out` are none of them."""
+    from pichak_coordinator.cluster import LEFT_OUT
+
+    label = "=".join(LEFT_OUT)
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     known = ", ".join(sorted(node.host or node.address for node in nodes)) or "none"
     for name in wanted:
         if not any(name in (node.host, node.address) for node in nodes):
+            if any(name in (node.host, node.address) for node in left_out):
+                raise UserError(f"--nodes {name}: it is left out by its label {label}")
             raise UserError(f"--nodes {name}: no such living node; there are: {known}")
     chosen = [node for node in nodes if not wanted or {node.host, node.address} & set(wanted)]
     if len(chosen) < 2:
         raise UserError(
             f"a network test needs two nodes; there is {len(chosen)} ({known}): add one with "
-            "`ray start --address=HOST:PORT`" + (", or name more in --nodes" if wanted else "")
+            "`ray start --address=HOST:PORT`"
+            + (", or name more in --nodes" if wanted else "")
+            + (f"; {len(left_out)} more left out by the label {label}" if left_out else "")
         )
     return chosen
 
