@@ -295,12 +295,15 @@ class Plan:
 
 
 def format_number(value: Scalar) -> str:
-    """A number as a person reads it: thousands grouped, four significant digits."""
+    """A number as a person reads it: thousands grouped, four significant digits; a float of more
+    than 15 digits by its power of ten."""
     if isinstance(value, (bool, str)):
         return str(value)
     if isinstance(value, int):
         return f"{value:,}"
     size = abs(value)
+    if size >= 1e15:
+        return f"{value:.4g}"
     if size >= 1000:
         return f"{value:,.0f}"
     if size == 0 or size >= 0.001:

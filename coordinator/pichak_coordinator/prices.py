@@ -33,6 +33,8 @@ DEFAULT_CURRENCY = "USD"
 _TABLES = ("hosts", "nodes", "devices")
 _MOST_BYTES = 1_000_000
 _METRIC = "price_per_hour"
+#: Prices an hour, in any currency. What is outside is a slip of the pen; its products fill lines.
+LEAST_PRICE, MOST_PRICE = 1e-6, 1e9
 
 
 class PriceError(ValueError):
@@ -126,7 +128,7 @@ class PriceBook:
         except ValueError:
             amount = math.nan
         # A label is whatever the node's owner wrote: one that is no price is no price.
-        if not 0 < amount < math.inf or currency != self.currency:
+        if not LEAST_PRICE <= amount <= MOST_PRICE or currency != self.currency:
             return None
         return self._value(amount, f"the Ray node label {PRICE_LABEL}")
 
@@ -210,7 +212,7 @@ def _read(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise PriceError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also a number of more digits than Python reads
         raise PriceError(f'{path}: not TOML: {error}; a line reads "gpu-01" = 2.50') from error
     return record
 
@@ -220,11 +222,23 @@ def _amount(price: Any, where: str) -> float:
         raise PriceError(f'{where} is a table; a name with a dot needs quotes: "a.example" = 2.50')
     if isinstance(price, bool) or not isinstance(price, (int, float)):
         raise PriceError(f"{where} is {price!r}, not a positive number an hour")
-    if not 0 < price < math.inf:
+    if not price > 0 or price == math.inf:
         raise PriceError(
-            f"{where} is {price!r}, not a positive number an hour; leave out what has no price"
+            f"{where} is {_shown(price)}, not a positive number an hour; leave out what has no "
+            "price"
+        )
+    if not LEAST_PRICE <= price <= MOST_PRICE:
+        raise PriceError(
+            f"{where} is {_shown(price)}, which is no machine's price an hour: prices from "
+            f"{LEAST_PRICE:g} to {MOST_PRICE:,.0f} are taken"
         )
     return float(price)
+
+
+def _shown(price: int | float) -> str:
+    if isinstance(price, int) and price.bit_length() > 64:  # Python may refuse to print it
+        return f"a number of {price.bit_length():,} bits"
+    return repr(price)
 
 
 def _hint(name: str, rows: Sequence[Row]) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from pichak_agent.messages import Job, Outcome, encode
+from pichak_coordinator.cli import app
 from pichak_coordinator.cut_runs import count_ended, run_to_go_on
 from pichak_coordinator.database import migrations
 from pichak_coordinator.framed_file import (
@@ -533,3 +535,27 @@ def test_an_export_that_fails_leaves_nothing(
     with pytest.raises(FramedFileError, match="No space"):
         export_history(source, tmp_path / "out" / "h.mpk", None)
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_history_that_nothing_goes_into_is_not_made(source: Store, tmp_path: Path) -> None:
+    fill(source, 1)
+    whole, cut, foreign = (tmp_path / name for name in ("h.mpk", "cut.mpk", "notes.txt"))
+    export_history(source, whole, None)
+    cut.write_bytes(whole.read_bytes()[:-20])
+    foreign.write_text("no file of ours")
+    made = tmp_path / "new" / "fleet.db"
+
+    def imported(*files: Path) -> Any:
+        arguments = ["import", *map(str, files), "--store", str(made), "--json"]
+        return CliRunner().invoke(app, arguments, standalone_mode=False)
+
+    for files in ([cut], [foreign], [tmp_path / "absent.mpk"], [cut, foreign]):
+        done = imported(*files)
+        assert done.return_value == 2
+        told = json.loads(done.stdout)["files"]
+        assert [entry["status"] for entry in told] == ["refused"] * len(files)
+        assert not made.parent.exists()
+    # One that can be read is taken, whatever the others are.
+    assert imported(foreign, whole, cut).return_value == 2
+    with Store.open(made, read_only=True) as store:
+        assert [run.run for run in store.runs()] == [run.run for run in source.runs()]

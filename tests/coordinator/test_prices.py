@@ -148,7 +148,7 @@ def test_labels_of_ray_nodes() -> None:
     assert "node label" in price.source
     # A list goes before a label, and a label that is no price is none.
     assert PriceBook(hosts={"alpha": 1.0}).price(row(labels=labels)) == 1.0
-    for text in ("free", "nan", "0", "-1", "inf", ""):
+    for text in ("free", "nan", "0", "-1", "inf", "1e308", "1e-300", ""):
         assert isinstance(PriceBook().price(row(labels={PRICE_LABEL: text})), Unmeasured)
     # Amounts in another currency are not mixed in.
     euro = row(labels={PRICE_LABEL: "2", CURRENCY_LABEL: "EUR"})
@@ -181,7 +181,13 @@ def test_entries_that_nobody_goes_by_are_told(tmp_path: Path) -> None:
         ("[hosts]\nalpha = 0", ["0", "leave out"]),
         ("[hosts]\nalpha = -1.0", ["-1.0"]),
         ("[hosts]\nalpha = nan", ["nan"]),
-        ("[hosts]\nalpha = inf", ["inf"]),
+        ("[hosts]\nalpha = inf", ["inf", "leave out"]),
+        ("[hosts]\nalpha = 1e308", ["1e+308", "no machine's price", "1e-06 to 1,000,000,000"]),
+        ("[devices]\nH100 = 1e-300", ["1e-300", "no machine's price"]),
+        (f"[hosts]\nalpha = 1{'0' * 400}", ["a number of 1,329 bits"]),
+        (f"[hosts]\nalpha = -1{'0' * 400}", ["a number of 1,329 bits", "leave out"]),
+        (f"[hosts]\nalpha = 0x{'f' * 20000}", ["a number of 80,000 bits"]),
+        (f"[hosts]\nalpha = {'9' * 5000}", ["not TOML"]),
         ("[hosts]\nbox.example = 2", ["'box'", "quotes"]),
         ("[hosts]\nalpha = 2\nalpha = 3", ["not TOML"]),
         ("currency = 3\n[hosts]\nalpha = 2", ["currency is 3", "EUR"]),

@@ -73,13 +73,21 @@ def import_files(
     others are imported.
     """
     from pichak_coordinator.cli.run_view import comparison_of
+    from pichak_coordinator.database import default_path
 
     comparison_of([], sort)
     if len(run_name) > _LONGEST_NAME or not run_name.isprintable():
         raise UserError(f"--run-name: at most {_LONGEST_NAME} printable characters")
     told: list[dict[str, Any]] = []
+    probes, exports = _read(
+        files, partial, told, thorough=not (store_path or default_path()).exists()
+    )
+    if not probes and not exports:  # a history that nothing goes into is not made
+        if as_json:
+            print_json({"schema": 1, "files": told})
+        return EXIT_USAGE
     with open_store(store_path) as store:
-        probes, histories = _read(store, files, partial, told)
+        histories = _import_exports(store, exports, partial, told)
         imported = _import(store, probes, run_name, told)
         runs = {e.run for e in imported} | {run for h in histories for run in h.newest}
         rows, newest = _rows(store, runs)
@@ -90,28 +98,53 @@ def import_files(
 
 
 def _read(
-    store: Store, files: Sequence[Path], partial: bool, told: list[dict[str, Any]]
-) -> tuple[list[tuple[Path, Probe]], list[Added]]:
-    """Probes are read and kept for later, all together; a history goes into the store at once."""
-    from pichak_coordinator.framed_file import FramedFileError
-    from pichak_coordinator.history_file import import_history, is_history
+    files: Sequence[Path], partial: bool, told: list[dict[str, Any]], *, thorough: bool
+) -> tuple[list[tuple[Path, Probe]], list[Path]]:
+    """The probes, and which files are histories; these are read to their end where it is
+    `thorough`, for nothing but to see whether they can be."""
+    from pichak_coordinator.framed_file import FramedFileError, read_frames
+    from pichak_coordinator.history_file import is_history
     from pichak_coordinator.probe_file import read_probe
 
     probes: list[tuple[Path, Probe]] = []
-    histories: list[Added] = []
+    exports: list[Path] = []
     for file in files:
         try:
-            if is_history(file):
-                added = import_history(store, file, partial=partial)
-                histories.append(added)
-                told.append({"file": str(file), **added.as_dict(), "error": None})
-                _say(f"{file}: {added.sentence}")
-            else:
+            if not is_history(file):
                 probes.append((file, read_probe(file, partial=partial)))
+                continue
+            if thorough:
+                for _ in read_frames(file, partial=partial):
+                    pass
+            exports.append(file)
         except FramedFileError as error:
-            told.append({"file": str(file), "status": "refused", "error": str(error)})
-            _say(f"pichak: {error}")
-    return probes, histories
+            _refuse(file, error, told)
+    return probes, exports
+
+
+def _import_exports(
+    store: Store, files: Sequence[Path], partial: bool, told: list[dict[str, Any]]
+) -> list[Added]:
+    """A history goes into the store at once."""
+    from pichak_coordinator.framed_file import FramedFileError
+    from pichak_coordinator.history_file import import_history
+
+    made: list[Added] = []
+    for file in files:
+        try:
+            added = import_history(store, file, partial=partial)
+        except FramedFileError as error:
+            _refuse(file, error, told)
+            continue
+        made.append(added)
+        told.append({"file": str(file), **added.as_dict(), "error": None})
+        _say(f"{file}: {added.sentence}")
+    return made
+
+
+def _refuse(file: Path, error: Exception, told: list[dict[str, Any]]) -> None:
+    told.append({"file": str(file), "status": "refused", "error": str(error)})
+    _say(f"pichak: {error}")
 
 
 def _import(
