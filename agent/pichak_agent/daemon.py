@@ -19,11 +19,13 @@ from typing import Any
 from pichak_agent import runner
 from pichak_agent.ending import ERROR_TEXT
 from pichak_agent.files import FileError, FileStore
-from pichak_agent.home import open_home, open_some_home
+from pichak_agent.home import Home, open_home, open_some_home
 from pichak_agent.identity import describe_node
-from pichak_agent.locks import wait_for
+from pichak_agent.locks import FileLock, wait_for
 from pichak_agent.messages import Job, Outcome, clip_text, decode, encode
 from pichak_agent.own_jobs import OwnJobs
+from pichak_agent.places import Places
+from pichak_agent.problems_file import ProblemsFile
 from pichak_agent.spool import Key, SpoolError
 from pichak_agent.telemetry import Telemetry
 from pichak_agent.versions import own_versions
@@ -78,6 +80,8 @@ class Agent:
                 self._note(why)
         else:
             self._home = open_home(root, instance)
+        self._places = Places(self._home, self._note)
+        self._told = ProblemsFile(self._places)
         self._files = FileStore(self._home.files)
         self._lock_wait = lock_wait_seconds
         self._run_job = run_job
@@ -91,6 +95,7 @@ class Agent:
         self._telemetry = telemetry(self._home.root) if telemetry else None
         if self._telemetry is not None:
             self._telemetry.start()
+        self.problems()
 
     def hello(self) -> dict[str, Any]:
         """Who answers: `describe_node`'s values, `instance`, `problems`, a sentence each, and
@@ -98,9 +103,16 @@ class Agent:
         return {
             **self._describe(),
             "instance": self._home.instance,
-            "problems": [*self._problems, *self._home.spool.messages],
+            "problems": self.problems(),
             "findings": self._findings(),
         }
+
+    def problems(self) -> list[str]:
+        """What a person should know of this agent, a sentence each; the node's other processes hear
+        of it too (`told_problems`)."""
+        told = [*self._problems, *self._places.messages()]
+        self._told.tell(told)
+        return told
 
     def run(self, job_bytes: bytes) -> bytes:
         """The outcome of the job, as encoded bytes that are in the spool by then.
@@ -113,7 +125,7 @@ class Agent:
         with self._lock:
             if self._closing:
                 return _ended(job, "cancelled", "its agent is being stopped")
-            held = self._home.spool.get(*key) or self._unspooled.get(key)
+            held = self._places.get(key) or self._unspooled.get(key)
             if held is not None:
                 return held
             other = self._running.get(key)
@@ -132,6 +144,7 @@ class Agent:
             with self._lock:
                 del self._running[key]
             mine.done.set()
+            self.problems()
         return mine.outcome
 
     def progress(self, job_id: str) -> str:
@@ -156,8 +169,8 @@ class Agent:
     def pending(self) -> list[bytes]:
         """Outcomes that nobody acknowledged, the oldest first, those of agents that died meanwhile
         too; at most about `PENDING_BYTES`."""
-        self._home.adopt_siblings()
-        kept = [data for _, data in self._home.spool.pending(limit_bytes=PENDING_BYTES)]
+        kept = self._places.pending(PENDING_BYTES)
+        self.problems()
         with self._lock:
             return kept + list(self._unspooled.values())
 
@@ -165,7 +178,7 @@ class Agent:
         """The coordinator's store has this outcome: forget it. False when it is gone already."""
         with self._lock:
             in_memory = self._unspooled.pop(Key(job_id, attempt), None) is not None
-        return self._home.spool.acknowledge(job_id, attempt) or in_memory
+        return self._places.acknowledge(Key(job_id, attempt)) or in_memory
 
     def has_file(self, digest: str, path: str = "") -> bool:
         """Whether a job can have the file with this SHA-256 here: at `path`, or shipped."""
@@ -192,28 +205,18 @@ class Agent:
         if self._telemetry is not None:
             self._telemetry.stop()
         remove_stale_groups()
-        self._home.close()
+        self._places.close()
 
     def _attempt(self, job: Job, running: _Running) -> bytes:
         try:
-            lock = self._home.measuring_lock(job.lock) if job.lock else None
-            refusal = ""
-            if lock:
-                refusal = wait_for(
-                    lock,
-                    job.lock,
-                    f"job {job.job_id}, attempt {job.attempt}, pid {os.getpid()}",
-                    limit_seconds=self._lock_wait,
-                    cancel=running.cancel,
-                    say=lambda text: setattr(running, "progress", text),
-                )
+            lock, refusal = self._locked(job, running)
         except OSError as error:
             return _ended(job, "error", f"what it measures cannot be locked: {error}")
         if refusal:
             return _ended(job, "cancelled" if running.cancel.is_set() else "busy", refusal)
-        folder = self._home.work / f"files-{job.job_id}.{job.attempt}"
+        folder: Path | None = None
         try:
-            params = self._files.resolve(job.params, folder)
+            folder, params = self._resolved(job)
             with self._own_jobs.running(replace(job, params=params)) as given:
                 return self._run_job(
                     given,
@@ -230,14 +233,48 @@ class Agent:
             _LOG.exception("job %s, attempt %d", job.job_id, job.attempt)
             return _ended(job, "error", f"the agent failed: {type(error).__name__}: {error}")
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
             if lock:
                 lock.release()
             give_back_freed()
 
+    def _locked(self, job: Job, running: _Running) -> tuple[FileLock | None, str]:
+        """What the job measures, held, or why it is not; nothing of both where it measures nothing
+        that others could."""
+        if not job.lock:
+            return None, ""
+
+        def wait(home: Home) -> tuple[FileLock, str]:
+            lock = home.measuring_lock(job.lock)
+            refusal = wait_for(
+                lock,
+                job.lock,
+                f"job {job.job_id}, attempt {job.attempt}, pid {os.getpid()}",
+                limit_seconds=self._lock_wait,
+                cancel=running.cancel,
+                say=lambda text: setattr(running, "progress", text),
+            )
+            return lock, refusal
+
+        return self._places.first(wait)
+
+    def _resolved(self, job: Job) -> tuple[Path, dict[str, Any]]:
+        """The job's params with the paths of its shipped files, and the folder of these."""
+
+        def fill(home: Home) -> tuple[Path, dict[str, Any]]:
+            folder = home.work / f"files-{job.job_id}.{job.attempt}"
+            try:
+                return folder, self._files.resolve(job.params, folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+        return self._places.first(fill)
+
     def _keep(self, key: Key, outcome: bytes) -> None:
         try:
-            self._home.spool.put(outcome)
+            self._places.keep(outcome)
         except SpoolError as error:
             # It still goes back to the caller, and stays in memory until it is acknowledged.
             self._note(str(error))
@@ -255,8 +292,9 @@ class Agent:
         return found[:_MAX_FINDINGS]
 
     def _note(self, problem: str) -> None:
-        _LOG.warning(problem)
-        self._problems.append(problem)
+        if problem not in self._problems:
+            _LOG.warning(problem)
+            self._problems.append(problem)
 
 
 def _ended(job: Job, status: str, error: str) -> bytes:

@@ -31,7 +31,8 @@ class Seen:
     are the child's; both None when the process that watches it was lost. `outcome` is what the
     child sent as its end, `partial` its last partial result. `oom_kills` names each counter of the
     out-of-memory killer that rose meanwhile; `group_oom_kills` counts those in the job's own
-    control group, which is full at its memory cap, and `no_group` says why it has none. `unseen`
+    control group, which is full at its memory cap; `in_group` says that it has one, and `no_group`
+    why a job with a cap has none. `unseen`
     says why its processes could not be watched.
     """
 
@@ -45,6 +46,7 @@ class Seen:
     partial: Mapping[str, Any] = field(default_factory=dict)
     oom_kills: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     group_oom_kills: int = 0
+    in_group: bool = False
     no_group: str = ""
     unseen: str = ""
     left_running: int = 0
@@ -59,7 +61,7 @@ def conclude(job: Job, seen: Seen, *, node: str, versions: Mapping[str, str]) ->
     log = seen.log.decode("utf-8", "replace")
     if seen.left_running:
         log += f"\n[{seen.left_running} of its processes could not be killed and may still run]"
-    if seen.group_oom_kills:
+    if seen.group_oom_kills and job.memory_cap_bytes:
         # How many is not said: version 2 counts the first of a group twice.
         log += "\n[the kernel killed processes of it at its memory cap]"
     if seen.unseen:
@@ -136,17 +138,25 @@ def at_the_limit(cap_bytes: int) -> str:
 
 def _by_signal(seen: Seen, cap_bytes: int) -> str:
     number = seen.signal_number or 0
-    if number == signal.SIGKILL and seen.group_oom_kills:
+    if number == signal.SIGKILL and seen.group_oom_kills and cap_bytes:
         return at_the_limit(cap_bytes)
     try:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
     text = f"the job's process was killed by {name}"
-    if number == signal.SIGKILL and seen.oom_kills:
-        file, (before, after) = next(iter(seen.oom_kills.items()))
+    if number != signal.SIGKILL:
+        return text
+    if seen.group_oom_kills:
+        text += ", by the kernel's out-of-memory killer (its own control group counts it)"
+    elif seen.in_group:
+        text += "; its own control group counts no process killed for want of memory"
+    elif seen.oom_kills:
+        # The narrowest comes last.
+        file, (before, after) = list(seen.oom_kills.items())[-1]
         text += (
-            f", likely by the kernel's out-of-memory killer (oom_kill in {file} rose from "
-            f"{before} to {after} meanwhile)"
+            f"; oom_kill in {file} rose from {before} to {after} meanwhile, so it may have been "
+            "the kernel's out-of-memory killer, or that struck another process: the kernel's log "
+            "says"
         )
     return text

@@ -58,7 +58,11 @@ class FileStore:
             try:
                 return self._append(beside, target, offset, chunk, total)
             except OSError as error:
-                raise FileError(f"a shipped file cannot be kept: {error}") from error
+                raise FileError(
+                    f"a shipped file cannot be kept in {self._folder} "
+                    f"({error.strerror or error}): free some of that disk, or set PICHAK_HOME to "
+                    "a folder with room"
+                ) from error
 
     def resolve(self, params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """`params` with each ``{"file": {"sha256", "name", "path"}}`` in it, however deep, replaced
@@ -78,7 +82,8 @@ class FileStore:
             if free - total < self._keep_free_bytes:
                 raise FileError(
                     f"{total:,} bytes do not fit: {free:,} are free in {self._folder} and "
-                    f"{self._keep_free_bytes:,} stay so"
+                    f"{self._keep_free_bytes:,} stay so; free some of that disk, or set "
+                    "PICHAK_HOME to a folder with room"
                 )
         held = beside.stat().st_size if beside.exists() else 0
         if offset > held:

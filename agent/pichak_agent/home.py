@@ -10,10 +10,10 @@ import contextlib
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from pichak_agent import room
 from pichak_agent.locks import FileLock
 from pichak_agent.messages import check_name
 from pichak_agent.spool import Spool
@@ -21,13 +21,13 @@ from pichak_core.devices.processes import boot_id
 
 _LOCK = "lock"
 _SPOOL = "spool"
+#: The file in which an agent tells the node's other processes its problems.
+PROBLEMS = "problems.json"
 #: What an agent makes in its folder.
-_NAMES = {_LOCK, _SPOOL, "work", "files"}
+_NAMES = {_LOCK, _SPOOL, PROBLEMS, "problems.part", "work", "files"}
 #: What telemetry makes in its folder.
 _TELEMETRY_NAMES = {_LOCK, "state.json", "state.part", "own", "use"}
 _MAX_INSTANCES = 32
-#: Memory of the machine, which is writable where every disk and temporary folder is read-only.
-_LAST_RESORT = Path("/dev/shm")  # noqa: S108
 
 
 class InstanceTakenError(RuntimeError):
@@ -42,13 +42,14 @@ def default_root() -> Path:
 
 def temporary_root() -> Path:
     """Where things are kept while `default_root` cannot be written."""
+    return spare_roots()[0]
+
+
+def spare_roots() -> list[Path]:
+    """Where things are kept while the usual place cannot be written, the first that can be."""
     # Windows has a temporary folder for each user, and no numbers for them.
     user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
-    try:
-        base = Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        base = _LAST_RESORT
-    return base / f"pichak{user}"
+    return [place / f"pichak{user}" for place in dict.fromkeys(room.scratch_places())]
 
 
 def usable_root() -> Path:
@@ -74,6 +75,7 @@ class Home:
         for left in (self.work, self.files):
             shutil.rmtree(left, ignore_errors=True)
             left.mkdir(parents=True, exist_ok=True)
+        self.problems_file.unlink(missing_ok=True)
         self.spool = Spool(self.folder / _SPOOL)
         self.adopt_siblings()
 
@@ -81,6 +83,11 @@ class Home:
     def work(self) -> Path:
         """Where job folders are made."""
         return self.folder / "work"
+
+    @property
+    def problems_file(self) -> Path:
+        """Where its problems are told."""
+        return self.folder / PROBLEMS
 
     @property
     def files(self) -> Path:
@@ -97,14 +104,15 @@ class Home:
             return
         for left in (self.work, self.files):
             shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.problems_file.unlink(missing_ok=True)
         self._lock.release()
 
-    def adopt_siblings(self) -> None:
+    def adopt_siblings(self) -> bool:
         """Take over the outcomes of agents that have died, beside this one and where they were kept
-        while the usual place could not be written."""
-        roots = [self.root]
-        if temporary_root() != self.root and _is_private(temporary_root()):
-            roots.append(temporary_root())
+        while the usual place could not be written; False where some could not be taken."""
+        spare = [root for root in spare_roots() if root != self.root and _is_private(root)]
+        roots, all_taken = [self.root, *spare], True
         for sibling in (each for root in roots for each in _agents_in(root)):
             if sibling == self.folder:
                 continue
@@ -116,8 +124,10 @@ class Home:
                 shutil.rmtree(sibling)
             except OSError as error:
                 self.spool.tell(f"{sibling} could not be taken over: {error}")
+                all_taken = False
             finally:
                 lock.release()
+        return all_taken
 
 
 def _agents_in(root: Path) -> list[Path]:
@@ -216,26 +226,35 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def open_some_home(instance: str) -> tuple[Home, str]:
-    """A home in `default_root`, or in the temporary folder where that cannot be written; and why.
+    """A home in `default_root`, or in one of `spare_roots` where that cannot be written; and why.
 
     The second outlives this agent, not the machine's next start.
     """
     try:
         return open_home(default_root(), instance), ""
+    except InstanceTakenError:
+        raise
     except (OSError, RuntimeError) as error:
-        if isinstance(error, InstanceTakenError):
-            raise
-        root = temporary_root()
+        failed = [f"{default_root()}: {error}"]
+    for root in spare_roots():
         try:
-            root.mkdir(mode=0o700, exist_ok=True)
-        except OSError as second:
-            raise PermissionError(
-                f"an agent needs one folder that it can write, and there is none: {error}; {second}"
-            ) from second
-        if not _is_private(root):
-            raise PermissionError(
-                f"{root} is not a folder of this user's alone, so outcomes cannot be kept there; "
-                f"the usual place failed: {error}"
-            ) from error
-        home = open_home(root, instance)
-        return home, f"outcomes are kept in {root}, because the usual place failed: {error}"
+            home = open_spare_home(root, instance)
+        except OSError as error:
+            failed.append(f"{root}: {error}")
+        else:
+            return home, f"outcomes are kept in {root}, because the usual place failed: {failed[0]}"
+    raise PermissionError(
+        f"an agent needs one folder that it can write, and there is none ({'; '.join(failed)}): "
+        "set PICHAK_HOME or TMPDIR to one with room"
+    )
+
+
+def open_spare_home(root: Path, instance: str) -> Home:
+    """A home in one of `spare_roots`; `OSError` where that cannot be written, or where others may
+    write it too."""
+    root.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(root):
+        raise PermissionError(
+            f"{root} is not a folder of this user's alone, so outcomes cannot be kept there"
+        )
+    return open_home(root, instance)

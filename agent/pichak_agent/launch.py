@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pichak_agent.environment import MARK, RESULT_FD, child_environment
 from pichak_agent.messages import Job, encode
+from pichak_agent.room import ROOM_BYTES, roomy_folder, scratch_places
 from pichak_core.devices.job_group import JobGroup, make_group
 from pichak_core.devices.processes import initial_environment
 
@@ -52,7 +53,8 @@ def launched(
     give_up_seconds: float,
 ) -> Iterator[Launched]:
     """Start `argv` (without one the job's own program) with the job's bytes as its input; `OSError`
-    when that is not possible. `mark` is in the variables of all of its processes.
+    when that is not possible. Its folder is in `workdir`, or elsewhere while that takes nothing.
+    `mark` is in the variables of all of its processes.
     """
     if not hasattr(os, "fork"):
         raise OSError(
@@ -60,13 +62,16 @@ def launched(
             "Windows run the agent inside WSL2"
         )
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="job-", dir=workdir))
+        given_input = encode(job)
+        room = ROOM_BYTES + len(given_input)
+        folder = roomy_folder("job-", scratch_places(workdir), room)
         stack.callback(_remove, folder)
         # Short, because sockets are made in it and their paths may have 107 bytes.
-        temporary = _short_folder(folder.parent)
+        temporary = roomy_folder("pk-", [*scratch_places(), folder.parent])
         stack.callback(_remove, temporary)
-        source = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-        source.write(encode(job))
+        # Unbuffered, so that it is all there or it is an error here.
+        source = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+        _write_all(source, given_input, folder)
         source.seek(0)
         control, control_theirs = socket.socketpair()
         stack.callback(control.close)
@@ -122,11 +127,16 @@ def _pipe(stack: ExitStack) -> tuple[io.FileIO, io.FileIO]:
     return stack.enter_context(io.FileIO(read, "r")), stack.enter_context(io.FileIO(write, "w"))
 
 
-def _short_folder(otherwise: Path) -> Path:
+def _write_all(file: io.RawIOBase, data: bytes, folder: Path) -> None:
+    left = memoryview(data)
     try:
-        return Path(tempfile.mkdtemp(prefix="pk-"))
-    except FileNotFoundError:  # no temporary folder of the system can be written
-        return Path(tempfile.mkdtemp(prefix="pk-", dir=otherwise))
+        while left:
+            left = left[file.write(left) or 0 :]
+    except OSError as error:
+        raise OSError(
+            f"its input cannot be written in {folder} ({error.strerror or error}): free some of "
+            "that disk"
+        ) from error
 
 
 def _working_folder() -> Path:

@@ -97,6 +97,11 @@ class AgentActor:
         return self._agent.pending()
 
     @_control
+    def problems(self) -> list[str]:
+        """What a person should know of this agent."""
+        return self._agent.problems()
+
+    @_control
     def has_file(self, digest: str, path: str = "") -> bool:
         """Whether a job can have this file here."""
         return self._agent.has_file(digest, path)

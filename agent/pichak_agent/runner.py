@@ -287,6 +287,7 @@ class _Attempt:
                     send_signal(pid, signal.SIGKILL)
         try:
             left = kill_all(self._members.known)
+            seen.in_group = isinstance(group, JobGroup)
             if isinstance(group, JobGroup):
                 seen.group_oom_kills = max(seen.group_oom_kills, group.oom_kills())
             elif self._job.memory_cap_bytes:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from pichak_agent.home import default_root, tidy
 from pichak_agent.machine_claim import Holder, MachineClaim, holder, stranger
+from pichak_agent.problems_file import told_problems
 from pichak_agent.ray_start import OBJECT_STORE_BYTES, RayStart
 from pichak_agent.ray_start import OURS as RAY_OPTIONS_OF_OURS
 from pichak_agent.ray_supervisor import end_leftovers
@@ -35,7 +36,7 @@ from pichak_agent.service_files import (
 )
 from pichak_agent.service_membership import Membership
 from pichak_agent.service_notify import notify, watchdog_seconds
-from pichak_agent.service_telemetry import Beside, found_on_node
+from pichak_agent.service_telemetry import Beside, found_on_node, problems_on_node
 from pichak_agent.service_voice import Voice
 from pichak_agent.versions import own_versions
 from pichak_core.devices.own_group import settle, unsettle
@@ -51,6 +52,7 @@ __all__ = [
     "age",
     "found_on_node",
     "holder",
+    "problems_on_node",
     "running_services",
     "spooled",
     "stranger_here",
@@ -58,6 +60,8 @@ __all__ = [
 
 #: Seconds between two looks at everything.
 TICK_SECONDS = 0.5
+#: Between two looks at what the node's agent tells as problems.
+PROBLEMS_SECONDS = 5.0
 
 
 class Companion(Protocol):
@@ -107,7 +111,7 @@ class Service:
             home=str(self.home),
         )
         self._watchdog = watchdog_seconds()
-        self._next_watchdog = 0.0
+        self._next_watchdog = self._next_problems = 0.0
         self._voice = Voice(self.state, self.files, self.say, self.clock)
         self._membership = Membership(
             self.how,
@@ -169,7 +173,14 @@ class Service:
         while not self._stop.is_set():
             self._attend()
             self._membership.look()
+            self._mention_problems()
             self._stop.wait(TICK_SECONDS)
+
+    def _mention_problems(self) -> None:
+        """Those of the agents; what this process itself is warned of is said already."""
+        if self.clock() >= self._next_problems:
+            self._next_problems = self.clock() + PROBLEMS_SECONDS
+            self._voice.mention(told_problems(self.home, everywhere=not self.simulated))
 
     def _objection(self) -> str:
         return self.objection()  # it may be set after this service was made

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pichak_agent.home import default_root
+from pichak_agent.home import default_root, spare_roots
 from pichak_agent.locks import FileLock
 
 _LOCK, _STATE = "lock", "state.json"
@@ -136,9 +136,11 @@ def running_services(root: Path | None = None) -> Iterator[tuple[ServiceState, b
         yield state, alive
 
 
-def spooled(root: Path | None = None) -> tuple[int, int]:
-    """How many outcomes wait below `root` for a coordinator, and their bytes."""
-    files = list(((root or default_root()) / "agent").glob("*/spool/*.mpk"))
+def spooled(root: Path | None = None, *, everywhere: bool = False) -> tuple[int, int]:
+    """How many outcomes wait below `root` for a coordinator, and their bytes; with `everywhere`
+    also where they are kept while that cannot be written."""
+    roots = dict.fromkeys([root or default_root(), *(spare_roots() if everywhere else ())])
+    files = [path for each in roots for path in each.glob("agent/*/spool/*.mpk")]
     sizes = []
     for path in files:
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from pichak_agent.home import default_root
 from pichak_agent.metrics_server import MetricsServer, serve_metrics
+from pichak_agent.problems_file import told_problems
 from pichak_agent.service_files import ServiceError
 from pichak_agent.telemetry import Telemetry
 
@@ -50,6 +51,16 @@ class Beside:
         if self._server is not None:
             self._server.close()
         self._telemetry.stop()
+
+
+def problems_on_node(home: Path, *, simulated: bool = False) -> list[str]:
+    """What the agents of this home and whoever samples the node tell as problems, each once."""
+    told = told_problems(home, everywhere=not simulated)
+    if not simulated:
+        state = Telemetry(home, start_nvml=None).as_json(ring=False)
+        listed = state["problems"] if not state["stale"] else ()
+        told += [each for each in listed if isinstance(each, str)]
+    return list(dict.fromkeys(told))
 
 
 def found_on_node(home: Path) -> list[dict[str, Any]]:

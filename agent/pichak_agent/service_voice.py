@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pichak_agent.service_files import ServiceFiles, ServiceState
 from pichak_agent.service_notify import notify
@@ -53,6 +53,7 @@ class Voice:
     ) -> None:
         self.state = state
         self._files, self._say, self._news = files, say, News(clock)
+        self._mentioned: set[str] = set()
 
     def tell(self, state: str, why: str) -> None:
         """Enter `state`, and say why, if that is news."""
@@ -61,6 +62,13 @@ class Voice:
         if self._news.is_news(why):
             self._say(why)
         self.enter(state, why)
+
+    def mention(self, problems: Sequence[str]) -> None:
+        """Say each problem when it arises; one that was gone and is back is news again."""
+        for problem in problems:
+            if problem not in self._mentioned:
+                self._say(f"problem: {problem}")
+        self._mentioned = set(problems)
 
     def enter(self, state: str, why: str) -> None:
         """Enter `state` without a word to a person."""

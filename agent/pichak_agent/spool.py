@@ -38,6 +38,10 @@ class SpoolError(RuntimeError):
     """An outcome that cannot be kept on disk: what, where, why."""
 
 
+class UnwritableError(SpoolError):
+    """The disk of a spool does not take an outcome: full, read-only, broken."""
+
+
 class Key(NamedTuple):
     """Names one outcome."""
 
@@ -82,7 +86,8 @@ class Spool:
     def put(self, outcome: bytes) -> Path:
         """Keep an outcome; the file that holds it. The first with a key stays: a second is ignored.
 
-        `SpoolError` when it cannot be written; nothing of it is left on disk then.
+        `SpoolError` when it cannot be written, `UnwritableError` where that is the disk's fault;
+        nothing of it is left on disk then.
         """
         with self._lock:
             try:
@@ -179,7 +184,7 @@ class Spool:
         try:
             self._write_file(target, outcome)
         except OSError as error:
-            raise SpoolError(
+            raise UnwritableError(
                 f"the outcome of job {key.job_id}, attempt {key.attempt} ({len(outcome):,} bytes) "
                 f"could not be kept in {self.folder}: {error.strerror or error}"
             ) from error

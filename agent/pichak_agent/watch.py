@@ -50,8 +50,8 @@ class Sign:
 
 @dataclass(frozen=True)
 class WatchFinding:
-    """A sign with its history. `first_unix` and `last_unix` are its first and last look of this
-    episode; `episodes` counts how often it came."""
+    """A sign with its history: `sign` is what its last look saw, at `last_unix`; `first_unix` is
+    the first look of this episode; `episodes` counts how often it came."""
 
     sign: Sign
     state: State

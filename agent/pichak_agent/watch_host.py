@@ -82,7 +82,12 @@ def memory(window: Window, active: Container[Key]) -> Iterator[Sign]:
             "",
             f"the out-of-memory killer ended {count} process{'es' if count != 1 else ''} of this "
             "machine in the last three minutes",
-            {"before": kills[0][1], "after": kills[-1][1], "from_unix": kills[0][0]},
+            {
+                "before": kills[0][1],
+                "after": kills[-1][1],
+                "from_unix": kills[0][0],
+                "to_unix": kills[-1][0],
+            },
             sure=True,
         )
 

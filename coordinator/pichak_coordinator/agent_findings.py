@@ -112,22 +112,34 @@ def _finding(entry: Any, host: str) -> Iterator[Finding]:
     code, sentence, evidence = (entry.get(n) for n in ("code", "sentence", "evidence"))
     severity: Any = entry.get("severity")
     state: Any = entry.get("state")
-    at = entry.get("first_unix")
+    first = _time(entry.get("first_unix"))
+    # Sentence and evidence are those of the last look.
+    last = _time(entry.get("last_unix", first))
     if not isinstance(code, str) or code not in CODES or severity not in get_args(Severity):
         return
     if state not in ("suspected", "confirmed") or not isinstance(sentence, str) or not sentence:
         return
-    if isinstance(at, bool) or not isinstance(at, (int, float)):
+    if first is None or last is None:
         return
-    if not _EARLIEST_UNIX <= at <= _LATEST_UNIX:
-        return
-    when = datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    when = _said(last)
+    if _said(first) != when:
+        when += f" (and first at {_said(first)})"
     told = f"the agent on {_plain(host, 100)} saw, at {when}: {_plain(sentence, _MOST_TEXT)}"
     subject = entry.get("subject")
-    figures = {**_figures(evidence), "first_unix": float(at), "seen_by": _SEEN_BY}
+    figures = {**_figures(evidence), "first_unix": first, "last_unix": last, "seen_by": _SEEN_BY}
     if isinstance(subject, str) and subject:
         figures["subject"] = _plain(subject, 100)
     yield Finding(code, severity, told, figures, state)
+
+
+def _time(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if _EARLIEST_UNIX <= value <= _LATEST_UNIX else None
+
+
+def _said(at_unix: float) -> str:
+    return datetime.fromtimestamp(at_unix, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _figures(evidence: Any) -> dict[str, Any]:

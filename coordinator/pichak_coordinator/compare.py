@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pichak_coordinator.agent_problems import problem_notes
 from pichak_coordinator.collector import paused
 from pichak_coordinator.economics import Economics, economics, number
 from pichak_coordinator.judged import unjudged
@@ -81,7 +82,8 @@ class Line:
 @dataclass(frozen=True)
 class Comparison:
     """The table, its visible columns, and which line it would pick. `notes` say what a person
-    should know of it: of which models there are too few to judge one by the others."""
+    should know of it: of which models there are too few to judge one by the others, and what agents
+    tell of themselves."""
 
     lines: tuple[Line, ...]
     columns: tuple[Column, ...]
@@ -112,6 +114,7 @@ class Comparison:
                 "node": line.row.node.node,
                 "device": line.row.node.device,
                 "simulated": line.row.node.simulated,
+                "problems": list(line.row.node.problems),
                 **line.cells,
                 "economics": line.economics.as_dict(),
                 "findings": [f.as_dict() for f in line.row.findings],
@@ -176,7 +179,7 @@ def compare(
         if any(line.cells[c.key] is not None for line in lines)
     )
     picked = pick(rows, prices=known, by=by)
-    made = Comparison(lines, visible, picked, known, tuple(unjudged(rows)))
+    made = Comparison(lines, visible, picked, known, (*unjudged(rows), *problem_notes(rows)))
     if sort is not None:
         return made.sorted_by(sort, descending=descending)
     # Sorts are stable: the last one decides, the earlier ones break its ties.

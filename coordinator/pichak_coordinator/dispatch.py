@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,6 +265,19 @@ class Dispatcher:
             return bool(ray.get(ref, timeout=QUICK_SECONDS))
         except (ray.exceptions.RayError, OSError, KeyError):
             return False
+
+    def problems(self, node_ids: Iterable[str]) -> dict[str, list[str]]:
+        """What the agents of these nodes tell of themselves now; of those that answer."""
+        import ray
+
+        refs = {self._agents[n].problems.remote(): n for n in node_ids if n in self._agents}
+        found: dict[str, list[str]] = {}
+        if not refs:
+            return found
+        for ref in ray.wait([*refs], num_returns=len(refs), timeout=QUICK_SECONDS)[0]:
+            with contextlib.suppress(ray.exceptions.RayError, OSError):
+                found[refs[ref]] = list(ray.get(ref))
+        return found
 
     def _quietly_cancel(self, flight: _Flight) -> None:
         import ray

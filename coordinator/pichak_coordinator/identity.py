@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from pichak_coordinator.agent_problems import plain_problems
 from pichak_coordinator.records import Finding, NodeRecord
 
 _HASH_DIGITS = 10
@@ -112,10 +113,10 @@ def gpu_changes(had: Set[str], has: Set[str]) -> list[Finding]:
 def node_record(node: str, hello: Mapping[str, Any], device: str) -> NodeRecord:
     """The record of one device of a node, from its agent's hello.
 
-    Read from it: ``host``, ``address``, ``cpu_model``, ``versions``, ``labels``, ``simulated``, and
-    ``gpus``, a list of ``{"name": …, "uuid": …}``. Its order is NVML's, so it names a GPU only
-    where all have the same name, or where an entry says ``"device": "cuda:N"``. What the hello does
-    not say stays "".
+    Read from it: ``host``, ``address``, ``cpu_model``, ``versions``, ``labels``, ``simulated``,
+    ``problems``, and ``gpus``, a list of ``{"name": …, "uuid": …}``. Its order is NVML's, so it
+    names a GPU only where all have the same name, or where an entry says ``"device": "cuda:N"``.
+    What the hello does not say stays "".
     """
     listed = hello.get("gpus")
     gpus = [g for g in listed if isinstance(g, Mapping)] if isinstance(listed, list) else []
@@ -136,4 +137,5 @@ def node_record(node: str, hello: Mapping[str, Any], device: str) -> NodeRecord:
         else {},
         labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, Mapping) else {},
         simulated=hello.get("simulated") is True,
+        problems=plain_problems(hello.get("problems")),
     )

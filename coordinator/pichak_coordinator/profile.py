@@ -85,8 +85,15 @@ class Profiler:
                 for target in self.targets:
                     target.release()
                 self.remains.settle({t.node.node_id for t in self.targets if t.hello})
+                self._take_problems()
                 self.dispatcher.forget_files()
         return self.targets
+
+    def _take_problems(self) -> None:
+        """What the agents tell at the end: the run itself may have brought it about."""
+        asked = {t.node.node_id: t.identity for t in self.targets if t.hello}
+        for node_id, told in self.dispatcher.problems(asked).items():
+            self.store.record_problems(self.run_id, asked[node_id], told)
 
     # -- starting ---------------------------------------------------------------------------------
 

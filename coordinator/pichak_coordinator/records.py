@@ -113,7 +113,8 @@ class NodeRecord:
     `WHOLE`; `device_name` is what a person calls it; `gpu_uuid` is "" where none was read.
     `versions` are those of the agent's hello. `alias` stands for a host name that several machines
     share. `simulated` says that no machine was measured; it is said wherever the node is named, and
-    a simulated node is no peer of a real one. `labels` are the Ray node's.
+    a simulated node is no peer of a real one. `labels` are the Ray node's, `problems` what its
+    agent tells of itself, a sentence each.
     """
 
     node: str
@@ -128,6 +129,7 @@ class NodeRecord:
     alias: str = ""
     simulated: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -202,6 +204,7 @@ class Row:
             "gpus": gpus,
             "versions": dict(node.versions),
             "simulated": node.simulated,
+            "problems": list(node.problems),
             "fingerprint": self.fingerprint.to_dict(),
             "plan": plan,
             "findings": [finding.as_dict() for finding in self.findings],

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_args
 
 from pichak_agent.messages import Job, MessageError
 from pichak_coordinator.agent_findings import agent_findings, findings_of_each
+from pichak_coordinator.agent_problems import with_problems
 from pichak_coordinator.collector import paused
 from pichak_coordinator.database import (
     CorruptStoreError,
@@ -225,6 +226,20 @@ class Store(Writer):
         """Findings of one device in one run; one with the same code and metric is replaced."""
         with self.atomically():
             self._put_findings(run, node, device, found)
+
+    def record_problems(self, run: str, node: str, told: Sequence[str]) -> None:
+        """What a node's agent tells of itself, beside what it told when it was greeted."""
+        if not told:
+            return
+        with self.atomically():
+            for (text,) in self._all(
+                "SELECT hello_json FROM run_nodes WHERE run = ? AND node = ?", run, node
+            ):
+                hello = as_json(with_problems(json.loads(text), told))
+                self._write(
+                    "UPDATE run_nodes SET hello_json = ? WHERE run = ? AND node = ?",
+                    [(hello, run, node)],
+                )
 
     def renew_findings(self, run: str) -> None:
         """Only the findings that a run's nodes sent and what their GPUs say, for a run that has

@@ -12,6 +12,7 @@ import pytest
 from pichak_agent.daemon import Agent
 from pichak_agent.locks import FileLock
 from pichak_agent.messages import Job, MessageError, Outcome, decode, encode
+from pichak_agent.problems_file import told_problems
 from pichak_agent.spool import Spool, SpoolError
 from pichak_agent.telemetry import Telemetry
 
@@ -319,4 +320,34 @@ def test_a_greeting_tells_what_the_telemetry_found(tmp_path: Path) -> None:
 def test_an_agent_without_telemetry_finds_nothing(tmp_path: Path) -> None:
     agent = Agent("one", root=tmp_path)
     assert agent.hello()["findings"] == []
+    agent.close()
+
+
+def test_problems_are_told_to_the_nodes_other_processes(tmp_path: Path, fake: FakeRun) -> None:
+    """As they arise, and no longer when the agent has ended."""
+    fake.go.set()
+    agent = Agent("one", root=tmp_path, run_job=fake)
+    assert told_problems(tmp_path, everywhere=False) == []
+    agent.run(job())
+    (kept,) = tmp_path.rglob("*.mpk")
+    kept.write_bytes(b"x")
+    assert agent.pending() == []
+    (told,) = told_problems(tmp_path, everywhere=False)
+    assert told.startswith(f"{kept.name} was put aside in ")
+    assert agent.problems() == agent.hello()["problems"] == [told]
+    agent.close()
+    assert told_problems(tmp_path, everywhere=False) == []
+    heir = Agent("two", root=tmp_path, run_job=fake)
+    assert [path.name for path in (tmp_path / "agent").iterdir()] == ["two"]
+    heir.close()
+
+
+def test_what_a_dead_agent_told_is_no_ones(tmp_path: Path, fake: FakeRun) -> None:
+    folder = tmp_path / "agent" / "one"
+    folder.mkdir(parents=True)
+    for name in ("problems.json", "problems.part", "lock"):
+        (folder / name).write_text('["old"]')
+    assert told_problems(tmp_path, everywhere=False) == ["old"]
+    agent = Agent("two", root=tmp_path, run_job=fake)
+    assert told_problems(tmp_path, everywhere=False) == []
     agent.close()

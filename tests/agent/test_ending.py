@@ -49,9 +49,15 @@ def test_the_out_of_memory_killer_is_named_on_evidence_only() -> None:
     rose = {"/sys/fs/cgroup/memory.events": (2, 3)}
     with_evidence = concluded(signal_number=signal.SIGKILL, oom_kills=rose)
     assert with_evidence.status == "killed"
-    assert "out-of-memory killer" in with_evidence.error
+    assert "may have been the kernel's out-of-memory killer" in with_evidence.error
+    assert "another process" in with_evidence.error
     assert "/sys/fs/cgroup/memory.events rose from 2 to 3" in with_evidence.error
     assert "memory" not in concluded(signal_number=signal.SIGKILL).error
+    elsewhere = concluded(signal_number=signal.SIGKILL, oom_kills=rose, in_group=True)
+    assert "out-of-memory killer" not in elsewhere.error
+    assert "counts no process killed for want of memory" in elsewhere.error
+    here = concluded(signal_number=signal.SIGKILL, in_group=True, group_oom_kills=1)
+    assert "by the kernel's out-of-memory killer (its own control group counts it)" in here.error
     assert "memory" not in concluded(signal_number=signal.SIGSEGV, oom_kills=rose).error
     mine = concluded(verdict="timeout", why="late", signal_number=signal.SIGKILL, oom_kills=rose)
     assert (mine.status, mine.error) == ("timeout", "late")

@@ -140,6 +140,7 @@ def test_a_temporary_folder_of_others_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("pichak_agent.room.LAST_RESORT", tmp_path / "none")
     root = tmp_path / f"pichak-{os.getuid()}"
     mine = tmp_path / "mine"
     (mine / "agent" / "precious").mkdir(parents=True)

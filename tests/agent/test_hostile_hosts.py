@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from pichak_agent.home import open_some_home
+
 #: An agent that says hello, runs a job of each kind asked for, and ends.
 AGENT = """
 import json, sys, time
@@ -24,6 +26,11 @@ from pichak_agent.daemon import Agent
 from pichak_agent.messages import Job, Outcome, decode, encode
 agent = Agent("node")
 agent.hello()
+if len(sys.argv) > 2:
+    import subprocess
+    for folder in sys.argv[2:]:
+        subprocess.run(["dd", "if=/dev/zero", "bs=4k", f"of={folder}/ballast"],
+                       stderr=subprocess.DEVNULL)
 said = {"jobs": []}
 RAMP = {"model": "builtin:gpt-1m", "device": "cpu", "seq_len": 16, "limit": 2,
         "memory_cap_bytes": 400 * 2**20, "step_seconds": 3.0}
@@ -71,14 +78,17 @@ def on_host(
     inner: tuple[str, ...] = (),
     kinds: str = "fingerprint",
     env: dict[str, str] | None = None,
+    fill: tuple[Path, ...] = (),
+    status: str = "ok",
 ) -> Said:
-    """Run the agent after the shell lines `setup` in new namespaces; skipped without them."""
+    """Run the agent after the shell lines `setup` in new namespaces; skipped without them. The
+    disks of the folders `fill` become full once it has said hello."""
     if setup or inner:
         if not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("unshare"):
             pytest.skip("namespaces need root and unshare")
         if subprocess.run(["unshare", *unshare, "true"], check=False).returncode:
             pytest.skip("this machine makes no such namespaces")
-    command = [*inner, sys.executable, "-c", AGENT, kinds]
+    command = [*inner, sys.executable, "-c", AGENT, kinds, *map(str, fill)]
     if setup:
         lines = f'set -e\n{setup}\nexec "$@"'
         command = ["unshare", *unshare, "sh", "-c", lines, "sh", *command]
@@ -93,9 +103,9 @@ def on_host(
     assert done.returncode == 0, done.stderr[-3000:]
     said = Said(json.loads(done.stdout.splitlines()[-1]))
     for job in said.record["jobs"]:
-        assert job["status"] == "ok", (job["error"], job["traceback"], job["log"])
+        assert job["status"] == status, (job["error"], job["traceback"], job["log"])
         assert 0 < job["seconds"] <= said.record["elapsed"]
-    assert said.record["pending"] == ["ok"] * len(said.record["jobs"])
+    assert said.record["pending"] == [status] * len(said.record["jobs"])
     return said
 
 
@@ -166,6 +176,51 @@ def test_every_disk_is_read_only(kinds: str) -> None:
     assert problem.startswith("outcomes are kept in /dev/shm/pichak-")
     assert "Read-only file system" in problem
     assert "memory, not a disk" in said.gaps["disk.read_mb_s"]
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "meanwhile, and the temporary folder"])
+@pytest.mark.root
+def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Its jobs run elsewhere, and the next agent finds what was kept there."""
+    home, temporary, memory = (tmp_path / name for name in ("home", "temporary", "memory"))
+    for folder in (home, temporary, memory):
+        folder.mkdir()
+    small = f"mount -t tmpfs -o size=1m none {home}\nmount --bind {memory} /dev/shm"
+    if when == "before":
+        small += f"\ndd if=/dev/zero bs=4k of={home}/ballast || true"
+    full = [home] * ("meanwhile" in when)
+    if "temporary" in when:
+        small += f"\nmount -t tmpfs -o size=1m none {temporary}"
+        full.append(temporary)
+    env = {"PICHAK_HOME": str(home), "TMPDIR": str(temporary)}
+    said = on_host(small, env=env, fill=tuple(full))
+    user = f"pichak-{os.getuid()}"
+    kept = Path("/dev/shm") if "temporary" in when else temporary
+    assert said.record["problems"] == [
+        f"outcomes are kept in {kept / user}, because {home} takes none: No space left on device"
+    ]
+    there = memory if "temporary" in when else temporary
+    assert [path.name for path in there.rglob("job-*")] == []
+    monkeypatch.setenv("PICHAK_HOME", str(home))
+    monkeypatch.setattr("tempfile.tempdir", str(there))
+    heir, why = open_some_home("next")
+    assert ([key.job_id for key, _ in heir.spool.pending()], why) == (["fingerprint"], "")
+    heir.close()
+
+
+@pytest.mark.root
+def test_every_place_becomes_full(tmp_path: Path) -> None:
+    """The outcome names the places, and is handed out from memory."""
+    home = tmp_path / "home"
+    home.mkdir()
+    small = f"mount -t tmpfs -o size=1m none {home}\nmount -t tmpfs -o size=1m none /dev/shm"
+    env = {"PICHAK_HOME": str(home), "TMPDIR": str(home)}
+    said = on_host(small, env=env, fill=(home, Path("/dev/shm")), status="error")
+    for told in (said.job["error"], *said.record["problems"]):
+        assert f"{home}" in told
+        assert "/dev/shm" in told
+        assert "set PICHAK_HOME or TMPDIR to a folder with room" in told
+    assert len(said.record["problems"]) == 1
 
 
 @pytest.mark.root

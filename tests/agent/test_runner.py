@@ -203,7 +203,7 @@ def test_an_exit_without_a_result(code: int) -> None:
 def test_a_signal_is_named(name: str) -> None:
     outcome = start(child(f"partial({{'n': 1}}); os.kill(os.getpid(), signal.{name})"))
     assert outcome.status == "killed"
-    assert outcome.error == f"the job's process was killed by {name}"
+    assert outcome.error.split(";")[0] == f"the job's process was killed by {name}"
     assert outcome.result == {"n": 1}
 
 
@@ -467,11 +467,16 @@ def test_a_program_that_cannot_start(program: list[str]) -> None:
     assert "cannot start" in outcome.error
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    outcome = start(None, kind="fingerprint", workdir=tmp_path / "missing")
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere it can; where it can nowhere, each place is named."""
+    missing = [tmp_path / name for name in ("missing", "temporary", "memory")]
+    assert start(child("pass"), workdir=missing[0]).status == "ok"
+    monkeypatch.setattr("tempfile.tempdir", str(missing[1]))
+    monkeypatch.setattr("pichak_agent.room.LAST_RESORT", missing[2])
+    outcome = start(None, kind="fingerprint", workdir=missing[0])
     assert outcome.status == "error"
-    assert "cannot start" in outcome.error
-    assert "missing" in outcome.error
+    assert "cannot start: there is nowhere to write" in outcome.error
+    assert all(f"{place}: No such file or directory" in outcome.error for place in missing)
 
 
 def test_a_variable_that_cannot_be_one() -> None:
@@ -684,7 +689,9 @@ def test_no_core_file_and_no_open_descriptors() -> None:
 
 
 @pytest.mark.root
-def test_the_out_of_memory_killer_is_named_on_evidence() -> None:
+def test_the_out_of_memory_killer_is_named_on_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a group of its own only wider counters rise, which may be another process's."""
+    monkeypatch.setattr(launch, "make_group", lambda _name, _cap: "not on this machine")
     group = memory_group(64 * MIB)
     code = (
         f"open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
@@ -696,7 +703,24 @@ def test_the_out_of_memory_killer_is_named_on_evidence() -> None:
     finally:
         group.rmdir()
     assert outcome.status == "killed"
-    assert "SIGKILL, likely by the kernel's out-of-memory killer (oom_kill in" in outcome.error
+    assert "may have been the kernel's out-of-memory killer" in outcome.error
+    assert "another process" in outcome.error
+
+
+@pytest.mark.root
+def test_who_is_killed_by_a_stranger_was_not_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine's counter rises meanwhile for somebody else."""
+    parent_of_groups()
+    counts = iter([{"/proc/vmstat": 4}, {"/proc/vmstat": 5}])
+    monkeypatch.setattr("pichak_agent.runner.oom_kills", lambda: next(counts))
+    outcome = start(raw("os.kill(os.getpid(), 9)"))
+    assert outcome.status == "killed"
+    assert outcome.error == (
+        "the job's process was killed by SIGKILL; its own control group counts no process killed "
+        "for want of memory"
+    )
 
 
 # -- its control group ----------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from service_tools import place_in
 from pichak_agent import service_membership
 from pichak_agent.service import RayStart, Service
 from pichak_agent.service_backoff import Backoff
-from pichak_agent.service_voice import AGAIN_SECONDS, News
+from pichak_agent.service_files import ServiceFiles, ServiceState
+from pichak_agent.service_voice import AGAIN_SECONDS, News, Voice
 
 MASKED = "raise KeyError(b'MemTotal:')"
 HANGS = "import time; print('Local node IP: 10.0.0.9', flush=True); time.sleep(600)"
@@ -101,6 +102,14 @@ def test_news_is_what_differs_in_more_than_numbers() -> None:
     assert not news.is_news("the disk is full")
     news.forget()
     assert news.is_news("the disk is full")
+
+
+def test_a_problem_is_said_when_it_arises_and_when_it_is_back(tmp_path: Path) -> None:
+    said: list[str] = []
+    voice = Voice(ServiceState("n", "h:1", 1, 0.0), ServiceFiles("n", tmp_path), said.append)
+    for told in (["a", "b"], ["b", "a"], ["a"], ["a", "b"]):
+        voice.mention(told)
+    assert said == ["problem: a", "problem: b", "problem: b"]
 
 
 def test_readings_that_cannot_be_kept_are_told_as_everything_else(tmp_path: Path) -> None:

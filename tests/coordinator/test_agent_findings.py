@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pichak_agent.testing import SimulatedNode, gpu_fault
+from pichak_agent.testing import SimulatedNode, gpu_fault, host_fault
 from pichak_agent.watch import Watch
 from pichak_agent.watch_rules import CODES as WATCH_CODES
 from pichak_agent.watch_rules import RULES
@@ -42,8 +43,10 @@ def test_both_sides_know_the_same_codes() -> None:
 def test_its_source_and_time_are_said() -> None:
     (found,) = agent_findings(hello(told()))
     assert found.sentence == (
-        "the agent on node-a saw, at 2027-01-15 08:00:00 UTC: GPU 0 slowed itself down"
+        "the agent on node-a saw, at 2027-01-15 08:01:00 UTC (and first at 2027-01-15 08:00:00 UTC)"
+        ": GPU 0 slowed itself down"
     )
+    assert (found.evidence["first_unix"], found.evidence["last_unix"]) == (1.8e9, 1.8e9 + 60)
     assert (found.code, found.severity, found.state) == ("gpu_slowed", "warn", "confirmed")
     assert found.evidence["share_of_readings"] == 0.9
     assert found.evidence["subject"] == "GPU-a"
@@ -70,12 +73,30 @@ def test_its_source_and_time_are_said() -> None:
         told(first_unix=math.nan),
         told(first_unix=True),
         told(first_unix=-1),
+        told(last_unix=math.nan),
+        told(last_unix="now"),
         {},
     ],
 )
 def test_what_is_malformed_is_left_out(entry: Any) -> None:
     found = agent_findings(hello(entry, told()))
     assert [f.code for f in found] == ["gpu_slowed"]
+
+
+def test_time_words_and_figures_are_of_one_moment() -> None:
+    """Processes are killed again and again: what is told is the last look's, and so is its time."""
+    killing = host_fault(100, oom_kills=lambda since, _: int(since // 20))
+    watch = Watch(RULES)
+    for reading in SimulatedNode(jobs=0.0).trace(900, [killing]):
+        watch.take(reading)
+    (found,) = agent_findings(hello(*(f.as_dict() for f in watch.findings())))
+    evidence = found.evidence
+    assert evidence["first_unix"] < evidence["from_unix"] < evidence["last_unix"]
+    assert evidence["to_unix"] == pytest.approx(evidence["last_unix"], abs=1e-3)
+    count = evidence["after"] - evidence["before"]
+    when = datetime.fromtimestamp(evidence["last_unix"], timezone.utc).strftime("%H:%M:%S")
+    assert f" {when} UTC (and first at " in found.sentence
+    assert f"ended {count} processes" in found.sentence
 
 
 @pytest.mark.parametrize("findings", [None, "x", {"a": 1}, 5])

@@ -172,7 +172,8 @@ def test_json_has_every_column_and_the_pick() -> None:
     record = compare([row("a", trained()), row("b", error="x")]).as_dict()
     assert set(record) == {"rows", "pick", "notes"}
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert set(BY_KEY) | {"node", "device", "simulated", "economics"} == set(record["rows"][0])
+    beside = {"node", "device", "simulated", "problems", "economics"}
+    assert set(BY_KEY) | beside == set(record["rows"][0])
     assert record["pick"]["node"] == "a"
     assert record["pick"]["why"].startswith("Pick h-a")
 

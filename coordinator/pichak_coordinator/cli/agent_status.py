@@ -34,12 +34,18 @@ def status(as_json: bool) -> int:
     State and spool are read from the folder that PICHAK_HOME names (~/.local/state/pichak without
     it), where the service keeps them. A service of another home is told of on stderr.
     """
-    from pichak_agent.service import found_on_node, holder, running_services, spooled
+    from pichak_agent.service import (
+        found_on_node,
+        holder,
+        problems_on_node,
+        running_services,
+        spooled,
+    )
 
     services = []
     for state, alive in running_services():
         home = Path(state.home)
-        count, size = spooled(home)
+        count, size = spooled(home, everywhere=not state.simulated)
         services.append(
             {
                 **state.as_dict(),
@@ -47,6 +53,7 @@ def status(as_json: bool) -> int:
                 "running": alive,
                 "spool": {"outcomes": count, "bytes": size},
                 "findings": [] if state.simulated else found_on_node(home),
+                "problems": problems_on_node(home, simulated=bool(state.simulated)),
             }
         )
     other = holder()
@@ -91,6 +98,7 @@ def _print(each: dict[str, Any]) -> None:
         ("file", each["simulated"]),
         ("home", each["home"]),
         ("spool", kept if spool["outcomes"] else ""),
+        *(("problem", problem) for problem in each["problems"]),
         *(("finding", _finding(found)) for found in each["findings"]),
     ]
     for label, text in rows:
@@ -102,7 +110,7 @@ def _print(each: dict[str, Any]) -> None:
 def _say_spooled() -> None:
     from pichak_agent.service import spooled
 
-    count, size = spooled()
+    count, size = spooled(everywhere=True)
     if count:
         click.echo(
             f"pichak: {_outcomes(count)} ({size:,} bytes) wait for a service and a coordinator",

@@ -83,6 +83,7 @@ class Section:
     device: str
     address: str
     identity: str
+    problems: tuple[str, ...]
     error: str
     unfinished: bool
     simulated: bool
@@ -306,6 +307,7 @@ def _section(
         device=printable(row.node.device_name or row.node.device),
         address=printable(row.node.address),
         identity=printable(row.node.node),
+        problems=tuple(printable(problem) for problem in row.node.problems),
         error=printable(row.error),
         unfinished=row.unfinished,
         simulated=row.node.simulated,
