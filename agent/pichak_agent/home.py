@@ -130,6 +130,17 @@ class Home:
         return all_taken
 
 
+def is_alive(folder: Path) -> bool:
+    """Whether somebody has this agent's folder; also where that cannot be told."""
+    lock = FileLock(folder / _LOCK)
+    try:
+        return not lock.try_acquire(f"pid {os.getpid()} looks at it")
+    except OSError:
+        return True
+    finally:
+        lock.release()
+
+
 def _agents_in(root: Path) -> list[Path]:
     """Folders of agents; what else lies there (a user's own ``agent/``) is none of ours."""
     try:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pichak_agent.home import PROBLEMS, Home, spare_roots
+from pichak_agent.home import PROBLEMS, Home, is_alive, spare_roots
 from pichak_agent.places import Places
 
 _MOST, _MOST_TEXT = 50, 1000
@@ -39,7 +39,7 @@ class ProblemsFile:
 
 
 def told_problems(root: Path, *, everywhere: bool = True) -> list[str]:
-    """What the agents of `root` tell; with `everywhere` also those that have to keep things
+    """What the living agents of `root` tell; with `everywhere` also those that have to keep things
     elsewhere now. Each sentence once."""
     roots = [root, *(spare_roots() if everywhere else ())]
     found: dict[str, None] = {}
@@ -47,6 +47,8 @@ def told_problems(root: Path, *, everywhere: bool = True) -> list[str]:
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
+            continue
+        if not is_alive(path.parent):
             continue
         found.update(dict.fromkeys(_texts(told)))
     return list(found)[:_MOST]

@@ -342,12 +342,12 @@ def test_problems_are_told_to_the_nodes_other_processes(tmp_path: Path, fake: Fa
     heir.close()
 
 
-def test_what_a_dead_agent_told_is_no_ones(tmp_path: Path, fake: FakeRun) -> None:
+def test_what_a_dead_agent_told_is_told_no_more(tmp_path: Path, fake: FakeRun) -> None:
     folder = tmp_path / "agent" / "one"
     folder.mkdir(parents=True)
     for name in ("problems.json", "problems.part", "lock"):
         (folder / name).write_text('["old"]')
-    assert told_problems(tmp_path, everywhere=False) == ["old"]
-    agent = Agent("two", root=tmp_path, run_job=fake)
     assert told_problems(tmp_path, everywhere=False) == []
+    agent = Agent("two", root=tmp_path, run_job=fake)
+    assert [path.name for path in (tmp_path / "agent").iterdir()] == ["two"]
     agent.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,11 @@ class Nodes:
     def acknowledge(self, *_: Any) -> None: ...
 
     def forget_files(self) -> None: ...
+
+    def problems(self, node_ids: Iterable[str]) -> dict[str, list[str]]:
+        """Those that were damaged while the run went on."""
+        assert not self.away
+        return {node_id: [f"put aside: {len(self.sent)} sent"] for node_id in node_ids}
 
     def progress(self) -> dict[str, str]:
         return {}
@@ -165,9 +170,11 @@ def test_where_the_task_fails_no_ramp_is_sent_and_every_row_says_why(tmp_path: P
 def test_every_job_ends_and_each_device_has_one_row(
     tmp_path: Path, unreachable: dict[str, int]
 ) -> None:
-    rows, _, store, run = profiled(tmp_path, unreachable=unreachable)
+    rows, nodes, store, run = profiled(tmp_path, unreachable=unreachable)
     with store:
         assert sorted(rows) == ["a", "b", "c"]
+        told = (f"put aside: {len(nodes.sent)} sent",)
+        assert all(row.node.problems == told for row in rows.values())
         assert {job.state for job in store.jobs(run)} <= {"done", "failed"}
         expected = {host for host, left in unreachable.items() if left == 0}
         assert {host for host, row in rows.items() if row.error} == expected
