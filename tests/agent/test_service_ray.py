@@ -148,7 +148,9 @@ def test_a_refusal_is_one_sentence_and_the_end(place: Place) -> None:
         said = place.said(log)
         assert sentence in said
         assert "Traceback" not in said
-        assert said.count("\n") <= 3
+        # One line more tells of the service of somebody else on this machine.
+        others = "another agent service runs on this machine"
+        assert len([line for line in said.splitlines() if others not in line]) <= 3
         assert good not in said
         assert not (place.folder / "home").exists()
 

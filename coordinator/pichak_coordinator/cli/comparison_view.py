@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pichak_coordinator.changes import Change, by_node
 from pichak_coordinator.cli.failed_rows import failed_lines, names, reason
+from pichak_coordinator.cli.tables import fits
 from pichak_coordinator.compare import Column, Comparison, Line, show
 from pichak_coordinator.records import Finding, Row
 from pichak_coordinator.stored_faults import SEEN_BY_WATCH
@@ -259,9 +260,7 @@ def _fitting(
             gone = []
         columns = [c for c in columns if c not in gone]
         left_out += gone
-        # Asked with room to spare: a table that must shrink says that it fits.
-        room = console.options.update(width=10_000)
-        if console.measure(_table(columns, lines), options=room).maximum <= console.width:
+        if fits(_table(columns, lines), console):
             return columns, left_out
     return [], []
 

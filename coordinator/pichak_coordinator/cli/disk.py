@@ -18,12 +18,15 @@ from pichak_coordinator.cli.common import (
     out,
     print_json,
 )
+from pichak_coordinator.cli.tables import print_grid
 
 if TYPE_CHECKING:
     from pichak_core.measure import Depth
     from pichak_core.measure.disk import DiskResult
 
 _BAR_WIDTH = 24
+#: The last two are a bar and a mark.
+_HEADINGS = ("in flight", "MB/s", "±", "early", "late", "p50 ms", "p99 ms", " ", "")
 
 
 @click.command(
@@ -104,28 +107,26 @@ def disk(
 def show(result: DiskResult) -> None:
     """The page: rates by depth with a bar each, the verdict, and the facts beside it."""
     from rich.markup import escape
-    from rich.table import Table
 
     from pichak_core.plan import format_number
 
     console = out()
     if result.rates:
-        table = Table(box=None, pad_edge=False)
-        for header in ("in flight", "MB/s", "±", "early", "late", "p50 ms", "p99 ms"):
-            table.add_column(header, justify="right")
-        table.add_column("")
         top = max(rate.mb_s for rate in result.rates)
+        rows = []
         for rate in result.rates:
             cells = (rate.mb_s, rate.spread, rate.early_mb_s, rate.late_mb_s)
-            mark = "  <- best" if rate is result.best and result.ranks else ""
-            table.add_row(
-                str(rate.depth),
-                *("-" if cell is None else format_number(cell) for cell in cells),
-                format_number(rate.p50_ms),
-                format_number(rate.p99_ms),
-                bar(rate.mb_s / top) + mark,
+            rows.append(
+                [
+                    str(rate.depth),
+                    *("-" if cell is None else format_number(cell) for cell in cells),
+                    format_number(rate.p50_ms),
+                    format_number(rate.p99_ms),
+                    bar(rate.mb_s / top),
+                    "<- best" if rate is result.best and result.ranks else "",
+                ]
             )
-        console.print(table)
+        print_grid(console, _HEADINGS, rows, words=("", " "), dispensable=(" ",))
         console.print()
     console.print(f"Verdict: {escape(result.verdict)}.")
     for fact in result.facts():

@@ -12,7 +12,7 @@ import click
 
 from pichak_coordinator.cli.common import EXIT_NOTHING, UserError, json_option, out, print_json
 from pichak_coordinator.cli.options import open_store, store_option
-from pichak_coordinator.cli.tables import chosen_format, format_option, print_records
+from pichak_coordinator.cli.tables import chosen_format, fits, format_option, print_records
 from pichak_coordinator.records import NodeRecord, Point, Row, Run
 from pichak_coordinator.run_end import end_of
 from pichak_coordinator.text import printable
@@ -175,28 +175,22 @@ def _print_points(points: list[Point]) -> None:
         whole = name not in ("note", "device")
         right = name in ("value", "± spread")
         table.add_column(name, justify="right" if right else "left", no_wrap=whole, overflow="fold")
-    narrow = console.width < _LEAST_TABLE
+    lines = []
     for p in points:
         shown = p.text if p.value is None else f"{format_number(p.value)} {p.unit}"
         bar = "" if p.value is None or not top else "█" * round(bar_width * abs(p.value) / top)
         spread = "" if p.spread is None else format_number(p.spread)
         note = p.unmeasured or (f"SUSPECT: {p.suspect}" if p.suspect else "")
         note = f"simulated; {note}".removesuffix("; ") if p.simulated else note
-        if narrow:  # a line each, folded: a column that is cut off would hide what it says
-            parts = [_clock(p.received_unix), shown or "-", spread and f"±\u00a0{spread}"]
-            parts += [p.device, note]
-            console.print(Text(printable("  ".join(part for part in parts if part))))
-            continue
-        table.add_row(
-            _clock(p.received_unix),
-            Text(printable(p.device)),
-            Text(printable(shown or "-")),
-            spread,
-            bar,
-            Text(printable(note)),
-        )
-    if not narrow:
+        parts = [_clock(p.received_unix), shown or "-", spread and f"±\u00a0{spread}"]
+        lines.append([*parts, p.device, note])
+        cells = (parts[0], p.device, shown or "-", spread, bar, note)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    if console.width >= _LEAST_TABLE and fits(table, console, folding=True):
         console.print(table)
+        return
+    for line in lines:  # folded: a column that is cut off would hide what it says
+        console.print(Text(printable("  ".join(part for part in line if part))))
 
 
 def _seconds(run: Run, rows: Sequence[Row]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pichak_coordinator.cli.tables import print_grid
 from pichak_coordinator.links import LinkMatrix, Pair, number, unordered
 from pichak_coordinator.net_collective import slowest_link
 from pichak_coordinator.text import printable, shortened
@@ -43,22 +44,16 @@ def show_network(report: NetReport, console: Console) -> None:
 
 
 def _matrix(console: Console, matrix: LinkMatrix) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     for title, cell in (
         ("MB/s, from the row's node to the column's", _rate_cell),
         ("round trip in ms, median (95 % within)", _rtt_cell),
     ):
         _say(console, title)
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        table.add_column("")
-        for name in matrix.nodes:
-            table.add_column(Text(_short(name)), justify="right", no_wrap=True)
-        for row in matrix.nodes:
-            cells = [cell(matrix, row, column) if row != column else "." for column in matrix.nodes]
-            table.add_row(Text(_short(row)), *map(Text, cells))
-        console.print(table)
+        rows = [
+            [_short(row), *(cell(matrix, row, to) if row != to else "." for to in matrix.nodes)]
+            for row in matrix.nodes
+        ]
+        print_grid(console, ("", *map(_short, matrix.nodes)), rows, words=("",))
         _say(console, "")
 
 
@@ -89,24 +84,15 @@ def _figure(value: float) -> str:
 
 
 def _list(console: Console, matrix: LinkMatrix) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     rates: Mapping[Pair, float] = {
         way: rate for way, reading in matrix.rate.items() if (rate := number(reading)) is not None
     }
     _say(console, f"the slowest {min(_LISTED, len(rates))} of {len(rates)} measured directions")
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("from", "to", "MB/s", "round trip ms"):
-        table.add_column(heading, justify="left" if heading in ("from", "to") else "right")
-    for (source, target), rate in sorted(rates.items(), key=lambda item: item[1])[:_LISTED]:
-        table.add_row(
-            Text(printable(source)),
-            Text(printable(target)),
-            _figure(rate),
-            _rtt_cell(matrix, source, target),
-        )
-    console.print(table)
+    rows = [
+        (source, target, _figure(rate), _rtt_cell(matrix, source, target))
+        for (source, target), rate in sorted(rates.items(), key=lambda item: item[1])[:_LISTED]
+    ]
+    print_grid(console, ("from", "to", "MB/s", "round trip ms"), rows, words=("from", "to"))
     _say(console, "")
 
 
@@ -141,24 +127,22 @@ def _collective(console: Console, report: NetReport) -> None:
     if not isinstance(made.reading, Measurement):
         _say(console, f"{names}: not measured: {made.reading.describe()}")
         return
-    from rich.table import Table
-
     _say(console, names)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("bytes", "ms", "±", "algorithm MB/s", "bus MB/s", "n"):
-        table.add_column(heading, justify="right")
     ranks = len(made.nodes)
+    rows = []
     for point in made.points:
         spread = point.spread_seconds
-        table.add_row(
-            f"{point.size_bytes:,}",
-            _figure(1e3 * point.seconds),
-            "-" if spread is None else _figure(1e3 * spread),
-            _figure(point.alg_mb_s()),
-            _figure(point.bus_mb_s(ranks)),
-            str(point.samples),
+        rows.append(
+            (
+                f"{point.size_bytes:,}",
+                _figure(1e3 * point.seconds),
+                "-" if spread is None else _figure(1e3 * spread),
+                _figure(point.alg_mb_s()),
+                _figure(point.bus_mb_s(ranks)),
+                str(point.samples),
+            )
         )
-    console.print(table)
+    print_grid(console, ("bytes", "ms", "±", "algorithm MB/s", "bus MB/s", "n"), rows)
     _say(console, made.reading.source)
     if made.reading.suspect:
         _say(console, f"SUSPECT: {made.reading.suspect}")

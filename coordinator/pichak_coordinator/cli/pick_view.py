@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pichak_coordinator.cli.tables import print_records
+from pichak_coordinator.cli.tables import fits, print_records
 from pichak_coordinator.team import Team
 from pichak_coordinator.text import markdown_cell, printable
 from pichak_core.measurement import Unmeasured
@@ -176,8 +176,7 @@ def _members(team: Team, console: Console) -> None:
     rows = _shown_members(team)
     for left_out in ((), ("device",)):
         table = _table([n for n, (name, _) in enumerate(_HEADS) if name not in left_out], rows)
-        room = console.options.update(width=10_000)
-        if console.measure(table, options=room).maximum <= console.width:
+        if fits(table, console):
             console.print(table)
             return
     for row in rows:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from pichak_coordinator.cli.common import out
+from pichak_coordinator.cli.tables import print_grid
 from pichak_coordinator.simulation import Result, Simulation
 from pichak_coordinator.text import csv_cell, markdown_cell, printable
 from pichak_core.plan import format_number
@@ -75,8 +76,6 @@ def _head(record: Mapping[str, Any]) -> str:
 def _page(
     record: Mapping[str, Any], results: Sequence[Result], lines: Sequence[tuple[Any, ...]]
 ) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     console = out()
@@ -86,12 +85,8 @@ def _page(
 
     say(_head(record), "bold")
     if lines:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-        for number, name in enumerate(("fault", "put in", "found", "median h", "longest h")):
-            table.add_column(name, justify="right" if number else "left", overflow="fold")
-        for line in _shown(lines):
-            table.add_row(*(Text(printable(cell)) for cell in line))
-        console.print(table)
+        headings = ("fault", "put in", "found", "median h", "longest h")
+        print_grid(console, headings, _shown(lines), words=("fault",), ruled=True)
     missed = [result for result in results if result.hours is None]
     end = record["begin_unix"] + 86400 * record["days"]
     for result in missed[:_LISTED]:

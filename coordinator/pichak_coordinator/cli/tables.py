@@ -15,6 +15,7 @@ from pichak_core.plan import format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 FORMATS = ("table", "json", "csv", "md")
 
@@ -80,6 +81,57 @@ def _title(name: str) -> str:
     return name.replace("_", " ")
 
 
+def fits(table: Table, console: Console, *, folding: bool = False) -> bool:
+    """Whether all of a table has room; with `folding`, whether its words have. Asked with room to
+    spare: a table that must shrink says that it fits."""
+    size = console.measure(table, options=console.options.update(width=10_000))
+    return (size.minimum if folding else size.maximum) <= console.width
+
+
+def print_grid(
+    console: Console,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: Sequence[str] = (),
+    dispensable: Sequence[str] = (),
+    ruled: bool = False,
+) -> None:
+    """A table, or a block for each row on a terminal that is too narrow for one: a number that is
+    cut in its digits, or goes on in the next line, looks like another one.
+
+    The columns of `words` stand on the left, those of `dispensable` go first where there is no room
+    for all. Cells are shown as they are, never obeyed.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = list(range(len(headings)))
+    for gone in (None, *dispensable):
+        shown = [n for n in shown if headings[n] != gone]
+        table = Table(
+            box=box.SIMPLE_HEAD if ruled else None,
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+            show_edge=False,
+        )
+        for n in shown:
+            justify: Any = "left" if headings[n] in words else "right"
+            table.add_column(Text(printable(headings[n])), justify=justify, no_wrap=True)
+        for row in rows:
+            table.add_row(*(Text(printable(row[n])) for n in shown))
+        if fits(table, console):
+            console.print(table)
+            return
+    for row in rows:
+        for n in shown:
+            named = f"{headings[n]}: " if headings[n] and (n or headings[n] not in words) else ""
+            text = Text(f"{'  ' if n else ''}{printable(named + row[n])}", overflow="fold")
+            if row[n] not in ("", "–", "."):
+                console.print(text, style="" if n else "bold")
+
+
 def _print_table(
     records: Sequence[Record],
     names: Sequence[str],
@@ -102,8 +154,7 @@ def _print_table(
             table.add_column(Text(_title(names[n])), justify=justify, no_wrap=True)
         for row in rows:
             table.add_row(*(Text(row[n]) for n in shown))
-        room = console.options.update(width=10_000)
-        if console.measure(table, options=room).maximum <= console.width:
+        if fits(table, console):
             console.print(table)
             return
     for row in rows:
