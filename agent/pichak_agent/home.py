@@ -108,11 +108,13 @@ class Home:
             self.problems_file.unlink(missing_ok=True)
         self._lock.release()
 
-    def adopt_siblings(self) -> bool:
+    def adopt_siblings(self) -> dict[Path, str]:
         """Take over the outcomes of agents that have died, beside this one and where they were kept
-        while the usual place could not be written; False where some could not be taken."""
+        while the usual place could not be written; each folder that could not be, with the sentence
+        that tells it."""
         spare = [root for root in spare_roots() if root != self.root and _is_private(root)]
-        roots, all_taken = [self.root, *spare], True
+        roots: list[Path] = [self.root, *spare]
+        failed: dict[Path, str] = {}
         for sibling in (each for root in roots for each in _agents_in(root)):
             if sibling == self.folder:
                 continue
@@ -123,11 +125,11 @@ class Home:
                 self.spool.adopt(sibling / _SPOOL)
                 shutil.rmtree(sibling)
             except OSError as error:
-                self.spool.tell(f"{sibling} could not be taken over: {error}")
-                all_taken = False
+                failed[sibling] = f"{sibling} could not be taken over: {error}"
+                self.spool.tell(failed[sibling])
             finally:
                 lock.release()
-        return all_taken
+        return failed
 
 
 def is_alive(folder: Path) -> bool:

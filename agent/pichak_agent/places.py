@@ -69,12 +69,16 @@ class Places:
 
     def pending(self, limit_bytes: int) -> list[bytes]:
         """Unacknowledged outcomes of this agent and of those that died: see `Spool.pending`."""
-        if not self.home.adopt_siblings():
+        failed = self.home.adopt_siblings()
+        if failed:
             # The home itself is full: a place in which there is room can take them.
             for root in spare_roots():
                 with contextlib.suppress(OSError, InstanceTakenError):
-                    if self._at(root).adopt_siblings():
+                    if not self._at(root).adopt_siblings():
                         break
+            for folder, sentence in failed.items():
+                if not folder.exists():
+                    self.home.spool.untell(sentence)
         found: list[bytes] = []
         for home in self._open():
             left = limit_bytes - sum(map(len, found))

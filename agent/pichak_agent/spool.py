@@ -143,6 +143,11 @@ class Spool:
         if message not in self.messages:
             self.messages.append(message)
 
+    def untell(self, message: str) -> None:
+        """It is no longer so."""
+        if message in self.messages:
+            self.messages.remove(message)
+
     def adopt(self, other: Path) -> int:
         """Take over the outcomes in `other`, the folder of an agent that is gone; how many.
 

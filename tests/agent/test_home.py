@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,9 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from pichak_agent.home import InstanceTakenError, open_home, open_some_home
+from pichak_agent.daemon import Agent
+from pichak_agent.home import (
+    InstanceTakenError,
+    open_home,
+    open_some_home,
+    open_spare_home,
+    spare_roots,
+)
 from pichak_agent.locks import FileLock
-from pichak_agent.messages import MessageError, Outcome, encode
+from pichak_agent.messages import MessageError, Outcome, decode, encode
+from pichak_agent.spool import Spool
 
 HOLDER = """
 import sys, time
@@ -133,6 +142,33 @@ def test_what_was_kept_in_the_temporary_folder_is_taken_over(
     ]
     assert list(other_disk.rglob("*.mpk")) == []
     second.close()
+
+
+def test_an_heir_whose_home_is_full_hands_them_out_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, full = tmp_path / "temporary", tmp_path / "full"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    dead = open_spare_home(spare_roots()[0], "dead")
+    dead.spool.put(encode(Outcome("kept", 1, "ramp", "ok")))
+    dead.close()
+    really = Spool.adopt
+
+    def adopt(spool: Spool, other: Path) -> int:
+        if full in spool.folder.parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return really(spool, other)
+
+    monkeypatch.setattr(Spool, "adopt", adopt)
+    heir = Agent("heir", root=full)
+    assert "No space left" in heir.problems()[0]
+    assert [decode(data, Outcome).job_id for data in heir.pending()] == ["kept"]
+    assert heir.problems() == []
+    assert heir.acknowledge("kept", 1)
+    assert heir.pending() == []
+    heir.close()
+    assert list(temporary.rglob("*.mpk")) == []
 
 
 @pytest.mark.parametrize("how", ["open to others", "a link", "a file"])
