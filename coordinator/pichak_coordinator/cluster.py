@@ -15,12 +15,14 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from pichak_coordinator.cluster_token import why_refused
 from pichak_coordinator.interrupts import held_back
 from pichak_coordinator.open_cluster import ask
+from pichak_coordinator.ray_session import remove_session
 
 #: Actors and their names live here, so that a second run finds the agents of the first.
 NAMESPACE = "pichak"
@@ -132,7 +134,11 @@ class _GpuHolder:
 
 
 class Cluster:
-    """A connection to Ray, closed as a context manager. A cluster that it started ends with it."""
+    """A connection to Ray, closed as a context manager. A cluster that it started ends with it, and
+    leaves its folder only where something failed that Ray's logs may explain."""
+
+    _session: Path | None = None
+    _keep_session = False
 
     def __init__(self, address: str | None = None, *, insecure: bool = False) -> None:
         """Join the cluster at `address` (default: ``RAY_ADDRESS``), or start a local one.
@@ -197,7 +203,9 @@ class Cluster:
         try:
             # Interrupted half-way, Ray would leave its processes behind for about a minute.
             with held_back():
-                ray.init(**options)
+                started = ray.init(**options)
+            if self.local:
+                self._session = Path(started.address_info["session_dir"])
         except KeyboardInterrupt:
             ray.shutdown()
             raise
@@ -269,6 +277,7 @@ class Cluster:
         """One sentence for whatever Ray raised about a node."""
         import ray
 
+        self._keep_session = True
         name = type(error).__name__
         text = reason_of(str(error))
         for node in self.nodes():
@@ -296,6 +305,8 @@ class Cluster:
             ray.shutdown()
         finally:
             self._quiet.__exit__(None, None, None)
+        if self._session is not None and not self._keep_session:
+            remove_session(self._session)
 
     def __enter__(self) -> Cluster:
         return self
@@ -306,6 +317,7 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._keep_session |= error is not None and not isinstance(error, KeyboardInterrupt)
         self.close()
 
 

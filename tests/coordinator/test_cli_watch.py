@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +118,26 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return env
 
 
+@pytest.fixture
+def rays() -> Iterator[Path]:
+    """Where a local Ray keeps its folder; short, as sockets in it have names of few bytes."""
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
-def test_one_round_on_a_local_ray(tmp_path: Path) -> None:
+def test_one_round_on_a_local_ray(tmp_path: Path, rays: Path) -> None:
     done = subprocess.run(
         [*PICHAK, "fleet", "watch", "--once", "--json", "--every", "full=never"],
-        env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False,
+        env=environment(tmp_path) | {"RAY_TMPDIR": str(rays)},
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[0]["event"] == "joined"
     assert "1 probes" in done.stderr
+    assert list(rays.glob("ray/*")) == []  # the Ray that it started took its folder with it
     with WatchStore.open(tmp_path / "fleet.db") as store:
         (run,) = [r.run for r in store.runs() if r.settings == {"depth": "light"}]
         (row,) = store.rows_of(run)
@@ -198,7 +209,7 @@ def test_the_metrics_of_a_real_watch(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_sigterm_ends_a_watch_and_keeps_everything(tmp_path: Path) -> None:
+def test_sigterm_ends_a_watch_and_keeps_everything(tmp_path: Path, rays: Path) -> None:
     path, secret = tmp_path / "fleet.db", tmp_path / "key"
     secret.write_text("correct horse")
     process = subprocess.Popen(
@@ -206,7 +217,10 @@ def test_sigterm_ends_a_watch_and_keeps_everything(tmp_path: Path) -> None:
             *PICHAK, "fleet", "watch", "--json", "--every", "light=10s", "--every", "full=never",
             "--webhook-secret-file", str(secret),
         ],
-        env={**environment(tmp_path), "PICHAK_WEBHOOK": "http://me:p4ss@127.0.0.1:9/T0KEN"},
+        env={
+            **environment(tmp_path), "RAY_TMPDIR": str(rays),
+            "PICHAK_WEBHOOK": "http://me:p4ss@127.0.0.1:9/T0KEN",
+        },
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -220,6 +234,7 @@ def test_sigterm_ends_a_watch_and_keeps_everything(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130, err
+    assert list(rays.glob("ray/*")) == []
     assert json.loads(out.splitlines()[0])["event"] == "joined"
     with WatchStore.open(path) as store, store.held():  # the lock is free again
         assert all(run.finished_unix for run in store.runs())
