@@ -32,6 +32,8 @@ _OF_THE_BATCH = (
     "effective_batch_tokens",
 )
 _TIMED = ("seconds_per_step", "tokens_per_second", "scored_tokens_per_second")
+#: What a ramp brings; the rest of a plan is of the task, whichever device counted it.
+_OF_THE_DEVICE = (*_TIMED, "micro_batch", "micro_batch_max")
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,7 @@ def comparable(row: Row, old: Row | None) -> bool:
         return True
     if old.plan is None or row.plan is None or not _same_task(old.plan, row.plan):
         return False
-    both = ((old.plan.values.get(name), now) for name, now in row.plan.values.items())
-    return any(then is not None and then.measured and now.measured for then, now in both)
+    return any(name in old.plan and name in row.plan for name in _OF_THE_DEVICE)
 
 
 def _measured(row: Row) -> set[str]:

@@ -59,6 +59,9 @@ def test_what_lacks_results_on_one_side_was_not_compared() -> None:
         assert other is None or not comparable(other, one(some))
     assert comparable(one(plan=trained()), one(gap, plan=trained()))
     assert not comparable(one(plan=trained()), one(plan=Plan("other", "d")))
+    # The task's own numbers say nothing of a device.
+    task = Plan("m", "d").set("rows_total", 36000, "counted")
+    assert not comparable(one(plan=trained()), one(plan=task))
 
 
 def test_without_a_spread_five_percent_is_worth_a_line() -> None:
