@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import ipaddress
 import logging
 import os
 import re
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pichak_coordinator.cluster_address import (
+    CONNECT_SECONDS,
+    ClusterError,
+    is_address,
+    refuse_open_cluster,
+    refuse_silent_address,
+    refuse_what_answers,
+)
 from pichak_coordinator.cluster_token import why_refused
 from pichak_coordinator.interrupts import held_back
-from pichak_coordinator.open_cluster import ask
 from pichak_coordinator.ray_session import remove_session
 
 #: Actors and their names live here, so that a second run finds the agents of the first.
@@ -33,9 +38,6 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 
 #: A GPU that Ray has leased to somebody else is not waited for much longer: it is busy.
 LEASE_SECONDS = 30.0
-
-#: How long an address may take to accept a connection.
-CONNECT_SECONDS = 5.0
 
 _FORMS = (
     "write HOST:PORT (Ray's default port is 6379) or 'auto' for the cluster that runs on this "
@@ -49,10 +51,6 @@ LEFT_OUT = ("pichak.io/measure", "no")
 _RAYS_OWN = "ray.io/"
 #: What `pichak agent run` says of its node: the name it was given, and that nothing of it is real.
 _NAME, _SIMULATED = "pichak.io/name", "pichak.io/simulated"
-
-
-class ClusterError(RuntimeError):
-    """A cluster that cannot be used: what, where, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ class Cluster:
             where = _resolved(self.address)
             refuse_open_cluster(where, insecure=insecure)
             if where != "auto":  # Ray says itself that there is none on this machine
-                _refuse_silent_address(where, "'auto' is " if self.address == "auto" else "")
+                refuse_silent_address(where, "'auto' is " if self.address == "auto" else "")
                 self._shows_token = refuse_what_answers(where, insecure=insecure)
                 if self._shows_token and (why := why_refused(where, CONNECT_SECONDS)):
                     raise ClusterError(why)
@@ -334,56 +332,6 @@ def reason_of(text: str, most: int = 300) -> str:
     return f"{head[: most // 3]} … {last[-(most * 2 // 3) :]}"
 
 
-def refuse_what_answers(
-    address: str,
-    *,
-    insecure: bool,
-    has_token: bool | None = None,
-    timeout_seconds: float = CONNECT_SECONDS,
-) -> bool:
-    """Whether the cluster asks for a token. `ClusterError` for what no cluster is, for one off
-    loopback that answers without a token (a client with one joins it and does not notice), and for
-    one that wants a token where this side is told to use none (`has_token`, by default what
-    RAY_AUTH_MODE says): Ray would knock at them for long and blame the network. Who does not answer
-    in time is let pass."""
-    host, _, port = address.rpartition(":")
-    answer = ask(host.strip("[]"), int(port), timeout_seconds)
-    mode = os.environ.get("RAY_AUTH_MODE", "token").lower()
-    if answer.who in ("web server", "other"):
-        said = f"another program ({answer.banner!r})"
-        what = "a web server" if answer.who == "web server" else said
-        raise ClusterError(
-            f"what answers at {address} is {what} and no Ray head: give the port of `ray start "
-            "--head --port` (6379 without it; 8265 is the dashboard's)"
-        )
-    if answer.who == "open" and not insecure and not _is_loopback(address):
-        raise ClusterError(
-            f"the cluster at {address} answers without a token: whoever reaches it can run code on "
-            "all of its nodes; start it with RAY_AUTH_MODE=token on each of them, or pass "
-            "--insecure if its network is private"
-        )
-    uses_token = mode == "token" if has_token is None else has_token
-    if answer.who == "asks for a token" and not uses_token:
-        raise ClusterError(
-            f"the cluster at {address} wants its token, and this side is told to use none "
-            f"(RAY_AUTH_MODE={mode}): unset RAY_AUTH_MODE, and put the cluster's token into "
-            "~/.ray/auth_token or RAY_AUTH_TOKEN (on the head: `ray get-auth-token`)"
-        )
-    return answer.who == "asks for a token"
-
-
-def refuse_open_cluster(address: str, *, insecure: bool) -> None:
-    """`ClusterError` for a cluster off loopback that is to be joined without authentication: Ray
-    runs code for whoever reaches it (CVE-2023-48022, field case 92)."""
-    mode = os.environ.get("RAY_AUTH_MODE", "token").lower()
-    if insecure or mode == "token" or _is_loopback(address):
-        return
-    raise ClusterError(
-        f"the cluster at {address} would be joined without authentication (RAY_AUTH_MODE={mode}); "
-        "start it with RAY_AUTH_MODE=token, or pass --insecure if its network is private"
-    )
-
-
 def _resolved(address: str) -> str:
     """HOST:PORT of the cluster that is meant; "auto" where Ray knows of none on this machine.
 
@@ -399,41 +347,6 @@ def _resolved(address: str) -> str:
     if not is_address(address):
         raise ClusterError(f"{address!r} is not a cluster's address: {_FORMS}")
     return address
-
-
-def is_address(text: str) -> bool:
-    """Whether `text` is HOST:PORT with a port that there is."""
-    host, _, port = text.rpartition(":")
-    sound = bool(host.strip("[]")) and "/" not in host and not any(c.isspace() for c in host)
-    return sound and port.isascii() and port.isdigit() and 0 < int(port) < 65536
-
-
-def _refuse_silent_address(address: str, mark: str) -> None:
-    """Ray itself would knock at a wrong address for minutes before it says so. What Ray takes
-    "auto" for may be a cluster that ended without removing its file."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except OSError as error:
-        if mark:
-            raise ClusterError(
-                f"{mark}the cluster at {address} on this machine, where nothing answers ({error}): "
-                "start Ray here again (`ray start`), or name the head as HOST:PORT"
-            ) from error
-        raise ClusterError(
-            f"no Ray cluster answers at {address} ({error}); is it running there (`ray status "
-            f"--address {address}`), and reachable from here?"
-        ) from error
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rsplit(":", 1)[0].strip("[]")
-    if host in ("auto", "localhost"):  # "auto" that is no address yet: there is nothing to join
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _why_not(address: str, error: BaseException) -> str:

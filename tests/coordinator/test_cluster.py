@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from pichak_coordinator.cli import app
-from pichak_coordinator.cluster import Cluster, ClusterError, ClusterNode, reason_of
+from pichak_coordinator.cluster import Cluster, ClusterNode, reason_of
+from pichak_coordinator.cluster_address import ClusterError
 
 
 def free_port() -> int:

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pichak_coordinator import cluster
+from pichak_coordinator import cluster_address
 from pichak_coordinator.cli import app
-from pichak_coordinator.cluster import Cluster, ClusterError
+from pichak_coordinator.cluster import Cluster
+from pichak_coordinator.cluster_address import ClusterError
 from pichak_coordinator.cluster_token import why_refused
 from pichak_coordinator.open_cluster import Answer, ask, serves_without_token
 
@@ -188,13 +189,13 @@ def test_nobody_there() -> None:
 def test_an_open_cluster_is_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Field case 92: this side has a token, and the cluster asks for none."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setattr(cluster, "_is_loopback", lambda _address: False)
+    monkeypatch.setattr(cluster_address, "is_loopback", lambda _address: False)
     with answering(OPEN) as port, pytest.raises(ClusterError, match="answers without a token"):
         Cluster(f"127.0.0.1:{port}")
 
 
 def test_auto_that_stands_for_an_open_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_is_loopback", lambda address: address == "auto")
+    monkeypatch.setattr(cluster_address, "is_loopback", lambda address: address == "auto")
     with answering(OPEN) as port:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         with pytest.raises(ClusterError, match="answers without a token"):
@@ -205,7 +206,7 @@ def test_auto_that_stands_for_an_open_cluster_is_refused(monkeypatch: pytest.Mon
 def test_an_agent_with_a_token_joins_no_open_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_file: bool
 ) -> None:
-    monkeypatch.setattr(cluster, "_is_loopback", lambda _address: False)
+    monkeypatch.setattr(cluster_address, "is_loopback", lambda _address: False)
     monkeypatch.setenv("PICHAK_HOME", str(tmp_path / "home"))
     (tmp_path / "token").write_text("t" * 48)
     (tmp_path / "token").chmod(0o600)

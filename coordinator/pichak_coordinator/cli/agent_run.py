@@ -186,7 +186,7 @@ def _check_system() -> None:
 
 
 def _check_address(address: str) -> None:
-    from pichak_coordinator.cluster import is_address
+    from pichak_coordinator.cluster_address import is_address
 
     if not is_address(address):
         raise UserError(
@@ -216,7 +216,7 @@ def _check_token(file: Path | None) -> None:
 
 
 def _check_open(address: str, insecure: bool) -> None:
-    from pichak_coordinator.cluster import ClusterError, refuse_open_cluster
+    from pichak_coordinator.cluster_address import ClusterError, refuse_open_cluster
 
     try:
         refuse_open_cluster(address, insecure=insecure)
@@ -226,7 +226,7 @@ def _check_open(address: str, insecure: bool) -> None:
 
 def _why_not_joined(address: str, insecure: bool, token_file: Path | None) -> str:
     """Why what answers is not to be joined, "" where it may be."""
-    from pichak_coordinator.cluster import ClusterError, refuse_what_answers
+    from pichak_coordinator.cluster_address import ClusterError, refuse_what_answers
 
     try:
         refuse_what_answers(

@@ -63,7 +63,8 @@ def _summary(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _of_cluster(address: str, insecure: bool) -> list[dict[str, Any]]:
-    from pichak_coordinator.cluster import Cluster, ClusterError
+    from pichak_coordinator.cluster import Cluster
+    from pichak_coordinator.cluster_address import ClusterError
 
     try:
         with Cluster(address, insecure=insecure) as cluster:

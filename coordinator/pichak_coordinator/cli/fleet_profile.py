@@ -180,7 +180,8 @@ def _measure(
     resume: bool,
 ) -> tuple[bool, dict[str, float], NetReport | None]:
     """Join the cluster, profile it, leave; (interrupted, seconds by what they went to, links)."""
-    from pichak_coordinator.cluster import Cluster, ClusterError
+    from pichak_coordinator.cluster import Cluster
+    from pichak_coordinator.cluster_address import ClusterError
     from pichak_coordinator.courier import MOST_IN_FLIGHT
     from pichak_coordinator.dispatch import Dispatcher
     from pichak_coordinator.fleet_network import network_of_profile

@@ -264,7 +264,8 @@ def _watch(
     keep_days: float,
 ) -> Tally:
     """Join the cluster, watch it, leave."""
-    from pichak_coordinator.cluster import Cluster, ClusterError
+    from pichak_coordinator.cluster import Cluster
+    from pichak_coordinator.cluster_address import ClusterError
     from pichak_coordinator.dispatch import Dispatcher
     from pichak_coordinator.watch import Watch
     from pichak_coordinator.webhook import Sender

@@ -129,7 +129,8 @@ def net(
 def _measure(
     request: NetRequest, store: Store, run: str, address: str, insecure: bool, names: str
 ) -> NetReport:
-    from pichak_coordinator.cluster import Cluster, ClusterError
+    from pichak_coordinator.cluster import Cluster
+    from pichak_coordinator.cluster_address import ClusterError
     from pichak_coordinator.dispatch import Dispatcher
     from pichak_coordinator.fleet_network import run_network, start_agents
 
