@@ -68,9 +68,12 @@ def refuse_what_answers(
     host, _, port = address.rpartition(":")
     answer = ask(host.strip("[]"), int(port), timeout_seconds)
     mode = os.environ.get("RAY_AUTH_MODE", "token").lower()
-    if answer.who in ("web server", "other"):
-        said = f"another program ({answer.banner!r})"
-        what = "a web server" if answer.who == "web server" else said
+    strangers = {
+        "web server": "a web server",
+        "no head": "another service, as Ray's nodes have some,",
+        "other": f"another program ({answer.banner!r})",
+    }
+    if what := strangers.get(answer.who):
         raise ClusterError(
             f"what answers at {address} is {what} and no Ray head: give the port of `ray start "
             "--head --port` (6379 without it; 8265 is the dashboard's)"

@@ -25,14 +25,15 @@ _BANNER_BYTES, _LEAST_BANNER_BYTES = 60, 4
 _SEVEN_BITS = (1 << 7) - 1
 
 
-Who = Literal["open", "asks for a token", "web server", "other", ""]
+Who = Literal["open", "asks for a token", "no head", "web server", "other", ""]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Who answered: a head that serves whoever asks ("open") or that asked for a token, a web
-    server, another program, or nobody that says who it is (TLS, no answer in time): "". `banner` is
-    the beginning of what another program said."""
+    """Who answered: a head that serves whoever asks ("open") or that asked for a token, another
+    service of gRPC ("no head": Ray's nodes have some, too), a web server, another program, or
+    nobody that says who it is (TLS, no answer in time): "". `banner` is the beginning of what
+    another program said."""
 
     who: Who = ""
     banner: str = ""
@@ -51,6 +52,8 @@ def ask(host: str, port: int, timeout_seconds: float = 5.0, token: str = "") -> 
                     return Answer("open")
                 if kind == _HEADERS and b"grpc-status\x0216" in payload:
                     return Answer("asks for a token")
+                if kind == _HEADERS and b"grpc-status\x0212" in payload:
+                    return Answer("no head")  # 12: it knows no such question
     except OSError:
         pass  # what was heard until then may tell
     if not heard:

@@ -39,6 +39,15 @@ ASKS = (
 CLOSED = SETTINGS + len(ASKS).to_bytes(3, "big") + bytes.fromhex("010500000001") + ASKS
 
 
+#: What a node's manager sent, whose port is another one.
+NO_HEAD = (
+    bytes.fromhex("000018040000000000 000400400000 000500400000 000600004000 fe0300000001")
+    + bytes.fromhex("000004080000000000 003f0001" + "000000040100000000")
+    + bytes.fromhex("000030010500000001")
+    + b"\x88@\x0ccontent-type\x10application/grpc@\x0bgrpc-status\x0212"
+)
+
+
 @contextmanager
 def answering(data: bytes) -> Iterator[int]:
     """A port where each connection gets these bytes and is closed."""
@@ -78,6 +87,7 @@ def test_what_a_head_says_without_a_token(data: bytes, said: bool | None) -> Non
         (b"\x15\x03\x01\x00\x02\x02\x46", Answer()),  # TLS: it may be a head behind it
         (OPEN, Answer("open")),
         (CLOSED, Answer("asks for a token")),
+        (NO_HEAD, Answer("no head")),
         (b"", Answer()),
     ],
 )
@@ -102,6 +112,7 @@ def test_a_web_server_of_pythons_own_is_known() -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is a web server and no Ray head: give the port of"),
         (b"SSH-2.0-x\r\n", "is another program ('SSH-2.0-x') and no Ray head"),
+        (NO_HEAD, "is another service, as Ray's nodes have some, and no Ray head: give the port"),
         (CLOSED, "wants its token, and this side is told to use none (RAY_AUTH_MODE=disabled)"),
     ],
 )
