@@ -11,8 +11,8 @@ MODEL  ?= builtin:gpt-1m
 OUT    ?= .pichak
 CORPUS := $(OUT)/stdlib-$(ROWS).jsonl
 FLAGS  ?=
-# Tests that run beside each other; each keeps one core busy at most.
-JOBS   ?= 2
+# Tests that run beside each other; half of their time they wait.
+JOBS   ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help profile test lint types pytest test-slow bench soak validate clean
