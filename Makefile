@@ -76,11 +76,16 @@ bench: $(BENCH_VENV)/.installed $(VENV)/.installed-dev
 	$(BIN)/python validation/scale/run.py || missed=1; \
 	exit $$missed
 
-# An hour of work and faults on a local cluster; SOAK_SECONDS=240 for a short one.
+# An hour of work and faults on a local cluster, and beside it what telemetry costs in that hour;
+# SOAK_SECONDS=240 for a short one.
 SOAK_SECONDS ?= 3600
 SEED ?= 1
 soak: $(VENV)/.installed-dev
-	@$(BIN)/python validation/soak/run.py --seconds $(SOAK_SECONDS) --seed $(SEED)
+	@$(BIN)/python validation/agent_overhead/run.py --minutes $$(( $(SOAK_SECONDS) / 60 )) & overhead=$$!; \
+	missed=0; \
+	$(BIN)/python validation/soak/run.py --seconds $(SOAK_SECONDS) --seed $(SEED) || missed=1; \
+	wait $$overhead || missed=1; \
+	exit $$missed
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache build dist

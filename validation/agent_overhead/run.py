@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,8 @@ def main() -> int:
     parser.add_argument("--sample", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     given = parser.parse_args()
+    # A shell has it ignored by what it starts in the background, as `make soak` does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if given.sample:
         sample(*given.sample)
         return 0
